@@ -1,0 +1,35 @@
+"""Plain data that every part shares: frozen, validated when built, text that parses back.
+
+Nothing here imports JAX, so reading, checking and simulating plans stays fast.
+"""
+
+from octojax.ir.action import Action, Item, Kind, Overlap, parse_action, parse_item
+from octojax.ir.graph import Layer, LayerGraph
+from octojax.ir.partition import Partition
+from octojax.ir.placement import Placement
+from octojax.ir.plan import Plan
+from octojax.ir.profile import LayerCost, Machine, Profile
+from octojax.ir.schedule import Schedule
+from octojax.ir.timeline import ActionSpan, RankSummary, Timeline, TransferSpan
+
+__all__ = [
+    "Action",
+    "ActionSpan",
+    "Item",
+    "Kind",
+    "Layer",
+    "LayerCost",
+    "LayerGraph",
+    "Machine",
+    "Overlap",
+    "Partition",
+    "Placement",
+    "Plan",
+    "Profile",
+    "RankSummary",
+    "Schedule",
+    "Timeline",
+    "TransferSpan",
+    "parse_action",
+    "parse_item",
+]

@@ -1,0 +1,143 @@
+"""A plan: everything the executor needs to know beside the model itself."""
+
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from octojax.errors import FormatError, PlanError
+from octojax.ir.partition import Partition
+from octojax.ir.placement import Placement
+from octojax.ir.schedule import Schedule
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Partition, placement, schedule, and per stage whether its forward is recomputed.
+
+    `recompute` is empty (nothing is) or has one entry per stage. `name` is for people.
+    """
+
+    partition: Partition
+    placement: Placement
+    schedule: Schedule
+    recompute: tuple[bool, ...] = ()
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        stages = self.partition.num_stages
+        if self.placement.num_stages != stages:
+            raise PlanError(
+                f"the partition has {stages} stages [{self.partition}], "
+                f"the placement {self.placement.num_stages} [{self.placement}]"
+            )
+        if self.schedule.num_stages > stages:
+            raise PlanError(
+                f"the schedule runs stage {self.schedule.num_stages - 1}, but the partition "
+                f"has only {stages} stages [{self.partition}]"
+            )
+        if self.schedule.num_ranks != self.placement.num_ranks:
+            raise PlanError(
+                f"the schedule has {self.schedule.num_ranks} rows, the placement "
+                f"{self.placement.num_ranks} ranks; a schedule has one row per rank"
+            )
+        if self.recompute and len(self.recompute) != stages:
+            raise PlanError(
+                f"recompute has {len(self.recompute)} entries for {stages} stages"
+            )
+
+    @property
+    def num_stages(self) -> int:
+        return self.partition.num_stages
+
+    @property
+    def num_ranks(self) -> int:
+        return self.placement.num_ranks
+
+    @property
+    def num_microbatches(self) -> int:
+        return self.schedule.num_microbatches
+
+    @cached_property
+    def recomputes(self) -> tuple[bool, ...]:
+        """One entry per stage."""
+        return self.recompute or (False,) * self.num_stages
+
+    def with_schedule(self, schedule: Schedule) -> "Plan":
+        return replace(self, schedule=schedule)
+
+    def __str__(self) -> str:
+        head = f"plan {self.name}".strip()
+        recompute = "".join("x" if r else "." for r in self.recomputes)
+        return (
+            f"{head}\npartition {self.partition}\nplacement {self.placement}\n"
+            f"recompute {recompute}\n{self.schedule}"
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> "Plan":
+        """Returns the plan that `str(plan)` wrote."""
+        lines = text.strip("\n").split("\n")
+        heads = ("plan", "partition", "placement", "recompute")
+        found = tuple(line.split(" ", 1)[0] for line in lines[:4])
+        if found != heads:
+            raise FormatError(f"a plan's text begins with lines {heads}, found {found}")
+        name, partition, placement, recompute = (
+            line.partition(" ")[2] for line in lines[:4]
+        )
+        schedule = Schedule.parse("\n".join(lines[4:]))
+        return cls(
+            Partition.parse(partition),
+            Placement.parse(placement, schedule.num_ranks),
+            schedule,
+            tuple(c == "x" for c in recompute) if "x" in recompute else (),
+            name,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "name": self.name,
+            "partition": list(self.partition.sizes),
+            "placement": [list(ranks) for ranks in self.placement.stages],
+            "ranks": self.num_ranks,
+            "recompute": list(self.recompute),
+            "schedule": [" ".join(map(str, rank)) for rank in self.schedule.ranks],
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, name: str = "plan") -> "Plan":
+        """Returns the plan in parsed JSON. Raises `FormatError` naming the field."""
+        if not isinstance(data, dict):
+            raise FormatError(f"{name}: a plan is a JSON object, found {type(data).__name__}")
+        if data.get("version") != VERSION:
+            raise FormatError(
+                f"{name}: plan version {data.get('version')!r}, this octojax reads {VERSION}"
+            )
+        missing = [k for k in ("partition", "placement", "schedule") if k not in data]
+        if missing:
+            raise FormatError(f"{name}: plan lacks {', '.join(missing)}")
+        schedule = Schedule.parse("\n".join(data["schedule"]))
+        return cls(
+            Partition(tuple(data["partition"])),
+            Placement(
+                tuple(tuple(r) for r in data["placement"]), data.get("ranks", schedule.num_ranks)
+            ),
+            schedule,
+            tuple(bool(r) for r in data.get("recompute", ())),
+            data.get("name", ""),
+        )
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Plan":
+        text = Path(path).read_text(encoding="utf-8")
+        try:
+            return cls.from_json(json.loads(text), str(path))
+        except json.JSONDecodeError as error:
+            raise FormatError(f"{path}: not JSON: {error}") from None

@@ -1,0 +1,90 @@
+"""What happened, or would happen, when: the one record for simulated and measured runs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from octojax.ir.action import Item
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSpan:
+    """One item of one rank's row, with its start and end in seconds from the step's start."""
+
+    rank: int
+    item: Item
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSpan:
+    """One value sent from rank to rank: the output `F` of a stage, or the gradient `B` for it.
+
+    `stage` is the sending stage. `overlap_s` is how long both ranks computed meanwhile.
+    """
+
+    source: int
+    target: int
+    stage: int
+    kind: str
+    microbatch: int
+    start_s: float
+    end_s: float
+    nbytes: float = 0.0
+    overlap_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}SEND_{self.kind}{self.microbatch}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankSummary:
+    """One rank's account. `busy_s + bubble_s` is the makespan.
+
+    Boundary bubbles lie before the first and after the last action, residual ones between.
+    `peak_microbatches` counts live (stage, microbatch) activations, freed at B or W.
+    """
+
+    busy_s: float
+    bubble_s: float
+    boundary_bubble_s: float
+    residual_bubble_s: float
+    peak_microbatches: int
+    peak_bytes: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A step as it was simulated or measured, on one clock that starts at zero."""
+
+    makespan_s: float
+    actions: tuple[ActionSpan, ...]
+    transfers: tuple[TransferSpan, ...]
+    ranks: tuple[RankSummary, ...]
+    memory: tuple[tuple[tuple[float, float], ...], ...] = ()
+    """Per rank, `(time_s, bytes)` after each change; empty where it was not traced."""
+
+    @property
+    def overlapped(self) -> int:
+        """Transfers hidden behind computation at least in part (TABLE III's #overlap)."""
+        return sum(t.overlap_s > 0 for t in self.transfers)
+
+    @property
+    def bubble_ratio(self) -> float:
+        """Idle share of all ranks' time."""
+        total = self.makespan_s * len(self.ranks)
+        return sum(r.bubble_s for r in self.ranks) / total if total else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape `octopipe simulate --json` prints."""
+        fields = RankSummary.__dataclass_fields__
+        return {
+            "makespan_s": self.makespan_s,
+            "ranks": [{k: getattr(r, k) for k in fields} for r in self.ranks],
+            "transfers": {
+                "count": len(self.transfers),
+                "overlapped": self.overlapped,
+                "overlap_s": sum(t.overlap_s for t in self.transfers),
+            },
+        }
