@@ -66,9 +66,7 @@ class Placement:
     def bidirectional(cls, num_ranks: int) -> "Placement":
         """Stage s on rank s and on rank p-1-s (DualPipe, Chimera)."""
         last = num_ranks - 1
-        return cls(
-            tuple(tuple(sorted({s, last - s})) for s in range(num_ranks)), num_ranks
-        )
+        return cls(tuple(tuple(sorted({s, last - s})) for s in range(num_ranks)), num_ranks)
 
     @property
     def num_stages(self) -> int:

@@ -45,9 +45,7 @@ class Plan:
                 f"{self.placement.num_ranks} ranks; a schedule has one row per rank"
             )
         if self.recompute and len(self.recompute) != stages:
-            raise PlanError(
-                f"recompute has {len(self.recompute)} entries for {stages} stages"
-            )
+            raise PlanError(f"recompute has {len(self.recompute)} entries for {stages} stages")
 
     @property
     def num_stages(self) -> int:
@@ -85,9 +83,7 @@ class Plan:
         found = tuple(line.split(" ", 1)[0] for line in lines[:4])
         if found != heads:
             raise FormatError(f"a plan's text begins with lines {heads}, found {found}")
-        name, partition, placement, recompute = (
-            line.partition(" ")[2] for line in lines[:4]
-        )
+        name, partition, placement, recompute = (line.partition(" ")[2] for line in lines[:4])
         schedule = Schedule.parse("\n".join(lines[4:]))
         return cls(
             Partition.parse(partition),

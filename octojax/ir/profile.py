@@ -42,7 +42,9 @@ class LayerCost:
 
     @property
     def fused_backward_s(self) -> float:
-        return self.input_grad_s + self.weight_grad_s if self.backward_s is None else self.backward_s
+        return (
+            self.input_grad_s + self.weight_grad_s if self.backward_s is None else self.backward_s
+        )
 
     @property
     def compute_s(self) -> float:

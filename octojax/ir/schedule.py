@@ -53,9 +53,7 @@ class Schedule:
             raise FormatError(f"{name}: empty table; expected one row of actions per rank")
         return cls(
             tuple(
-                tuple(
-                    _read(cell, name, row, at) for at, cell in enumerate(cells) if cell.strip()
-                )
+                tuple(_read(cell, name, row, at) for at, cell in enumerate(cells) if cell.strip())
                 for row, cells in enumerate(rows)
             )
         )

@@ -1,0 +1,41 @@
+"""`octopipe launch`: one script as several processes of this machine."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def command(
+    context: typer.Context,
+    script: Annotated[str, typer.Argument(help="The training script (a .py file).")],
+    processes: Annotated[int, typer.Option("-n", "--processes", help="How many to start.")] = 2,
+    devices: Annotated[
+        int, typer.Option(help="CPU devices in each process (ranks it can hold).")
+    ] = 1,
+    port: Annotated[
+        int | None, typer.Option(help="Port of process 0; default: a free one.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds the others have to end once one has failed.")
+    ] = 60.0,
+    pin: Annotated[bool, typer.Option(help="Bind each process to one core.")] = False,
+) -> None:
+    """Start SCRIPT as N processes that find each other; what follows SCRIPT is passed to it."""
+    from octojax.launch import launch
+
+    exits = launch(
+        [script, *context.args],
+        processes,
+        devices_per_process=devices,
+        port=port,
+        timeout_s=timeout,
+        pin=pin,
+    )
+    bad = [e for e in exits if e.code != 0]
+    for each in bad:
+        print(f"octopipe launch: {each}", file=sys.stderr)
+    if bad:
+        raise typer.Exit(1)

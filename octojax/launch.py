@@ -1,0 +1,170 @@
+"""Starts one training script as N processes of this machine, and ends them all together.
+
+The script calls `octopipe.initialize()` before it touches a device. Under a cluster launcher
+that `jax.distributed.initialize` knows (Slurm, Open MPI, GKE, ...) the same script runs there
+without this module.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+COORDINATOR = "OCTOPIPE_COORDINATOR"
+NUM_PROCESSES = "OCTOPIPE_NUM_PROCESSES"
+PROCESS_ID = "OCTOPIPE_PROCESS_ID"
+TIMEOUT = "OCTOPIPE_TIMEOUT_S"
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How one process ended. `code` is negative for a signal, None if it had to be ended."""
+
+    process_id: int
+    code: int | None
+
+    def __str__(self) -> str:
+        if self.code is None:
+            return f"process {self.process_id} was ended by the launcher"
+        if self.code < 0:
+            return f"process {self.process_id} was killed by {signal.Signals(-self.code).name}"
+        return f"process {self.process_id} exited with code {self.code}"
+
+
+@dataclass
+class _Child:
+    process_id: int
+    popen: subprocess.Popen[bytes]
+    reader: threading.Thread
+    ended: bool = field(default=False)
+
+
+def launch(
+    arguments: Sequence[str],
+    num_processes: int,
+    *,
+    devices_per_process: int = 1,
+    port: int | None = None,
+    timeout_s: float = 60.0,
+    pin: bool = False,
+) -> tuple[Exit, ...]:
+    """Returns how each of `num_processes` copies of `python *arguments` ended.
+
+    Each copy sees `devices_per_process` CPU devices (unless XLA_FLAGS already says how many)
+    and finds its peers through the environment. Output is passed on line by line with the
+    process id in front. Once a process fails, the others get `timeout_s` seconds to end with
+    an error of their own; then they are ended. Ctrl-C ends them all. With `pin`, process i is
+    bound to core i modulo the number of cores.
+
+    Raises `ValueError` for fewer than one process and for a port that is in use.
+    """
+    if num_processes < 1:
+        raise ValueError(f"launch needs at least 1 process, asked for {num_processes}")
+    address = f"127.0.0.1:{_free_port(port)}"
+    lock = threading.Lock()
+    children: list[_Child] = []
+    try:
+        for process_id in range(num_processes):
+            env = _environment(address, num_processes, process_id, devices_per_process, timeout_s)
+            children.append(_start(arguments, env, process_id, lock, pin))
+        return _wait(children, timeout_s)
+    finally:
+        _end(children)
+
+
+def _free_port(port: int | None) -> int:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port or 0))
+        except OSError as error:
+            raise ValueError(
+                f"port {port} on 127.0.0.1 cannot be used ({error.strerror}); "
+                f"end what listens there, name another one, or leave the port out"
+            ) from None
+        return probe.getsockname()[1]
+
+
+def _environment(
+    address: str, num_processes: int, process_id: int, devices: int, timeout_s: float
+) -> dict[str, str]:
+    env = dict(os.environ)
+    flags = env.get("XLA_FLAGS", "")
+    if "xla_force_host_platform_device_count" not in flags:
+        env["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
+    env[COORDINATOR] = address
+    env[NUM_PROCESSES] = str(num_processes)
+    env[PROCESS_ID] = str(process_id)
+    env[TIMEOUT] = str(timeout_s)
+    env["PYTHONUNBUFFERED"] = "1"
+    return env
+
+
+def _start(
+    arguments: Sequence[str], env: dict[str, str], process_id: int, lock: threading.Lock, pin: bool
+) -> _Child:
+    popen = subprocess.Popen(
+        [sys.executable, *arguments],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # so that its own children end with it
+    )
+    if pin and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(popen.pid, {cores[process_id % len(cores)]})
+    assert popen.stdout is not None
+    reader = threading.Thread(
+        target=_pass_on, args=(popen.stdout, f"[{process_id}] ", lock), daemon=True
+    )
+    reader.start()
+    return _Child(process_id, popen, reader)
+
+
+def _pass_on(stream: IO[bytes], prefix: str, lock: threading.Lock) -> None:
+    with stream:
+        for line in stream:
+            with lock:
+                sys.stdout.write(prefix + line.decode(errors="replace"))
+                sys.stdout.flush()
+
+
+def _wait(children: list[_Child], timeout_s: float) -> tuple[Exit, ...]:
+    deadline: float | None = None
+    while any(child.popen.poll() is None for child in children):
+        failed = any(child.popen.poll() not in (None, 0) for child in children)
+        if failed and deadline is None:
+            deadline = time.monotonic() + timeout_s
+        if deadline is not None and time.monotonic() > deadline:
+            for child in children:
+                child.ended = child.popen.poll() is None
+            _end(children)
+            break
+        time.sleep(0.05)
+    for child in children:
+        child.reader.join(timeout=5)
+    return tuple(
+        Exit(child.process_id, None if child.ended else child.popen.returncode)
+        for child in children
+    )
+
+
+def _end(children: list[_Child]) -> None:
+    """Ends every process group that is still there: first politely, after 3 s by force."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        alive = [child for child in children if child.popen.poll() is None]
+        for child in alive:
+            try:
+                os.killpg(child.popen.pid, signal.SIGCONT)
+                os.killpg(child.popen.pid, sign)
+            except ProcessLookupError:
+                pass
+        limit = time.monotonic() + 3
+        while time.monotonic() < limit and any(c.popen.poll() is None for c in alive):
+            time.sleep(0.02)
