@@ -1,0 +1,53 @@
+"""Every named schedule, found by listing this folder: a file with a `FAMILIES` tuple joins in."""
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import octojax.schedules
+from octojax.ir.schedule import Schedule
+from octojax.schedules.family import Family, suggestion
+
+ORDER = tuple(
+    "gpipe 1f1b 1f1b-overlap interleaved looped-bfs zb-h1 zb-h2 zb-auto zb-v v-half v-min "
+    "1f1b-v dualpipe dualpipe-v hanayo chimera tessel dynapipe"
+).split()
+"""How lists show the known ones, oldest idea first; a new name comes after them."""
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """Returns every schedule by name, in `ORDER`."""
+    found: dict[str, Family] = {}
+    for module in pkgutil.iter_modules(octojax.schedules.__path__):
+        loaded = importlib.import_module(f"octojax.schedules.{module.name}")
+        found |= {family.name: family for family in getattr(loaded, "FAMILIES", ())}
+    rank = {name: i for i, name in enumerate(ORDER)}
+    names = sorted(found, key=lambda name: (rank.get(name, len(rank)), name))
+    return MappingProxyType({name: found[name] for name in names})
+
+
+def family(name: str) -> Family:
+    """Returns the schedule of that name. Raises `ValueError` suggesting the nearest name."""
+    known = families()
+    aliases = {alias: f for f in known.values() for alias in f.aliases}
+    if found := known.get(name) or aliases.get(name):
+        return found
+    raise ValueError(
+        f"unknown schedule {name!r}{suggestion(name.lower(), known)}. Known: {', '.join(known)}"
+    )
+
+
+def generate(
+    name: str, ranks: int, microbatches: int, chunks: int | None = None, **options: Any
+) -> Schedule:
+    """Returns the table of the named schedule for p ranks, m microbatches, v chunks per rank.
+
+    `chunks` defaults to the family's own; `options` are those of `family(name).options`, as
+    Python values or as text. Raises `ValueError` on an unknown name or option (suggesting the
+    nearest), and on sizes that the schedule's rule forbids (naming the nearest valid ones).
+    """
+    return family(name).generate(ranks, microbatches, chunks, **options)
