@@ -11,10 +11,26 @@ import octojax.schedules
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family, suggestion
 
-ORDER = tuple(
-    "gpipe 1f1b 1f1b-overlap interleaved looped-bfs zb-h1 zb-h2 zb-auto zb-v v-half v-min "
-    "1f1b-v dualpipe dualpipe-v hanayo chimera tessel dynapipe"
-).split()
+ORDER = (
+    "gpipe",
+    "1f1b",
+    "1f1b-overlap",
+    "interleaved",
+    "looped-bfs",
+    "zb-h1",
+    "zb-h2",
+    "zb-auto",
+    "zb-v",
+    "v-half",
+    "v-min",
+    "1f1b-v",
+    "dualpipe",
+    "dualpipe-v",
+    "hanayo",
+    "chimera",
+    "tessel",
+    "dynapipe",
+)
 """How lists show the known ones, oldest idea first; a new name comes after them."""
 
 
