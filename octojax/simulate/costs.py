@@ -1,0 +1,195 @@
+"""What each stage of a plan costs, as arrays the simulator can index."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octojax.errors import PlanError, ProfileError
+from octojax.ir import Kind, Partition, Profile
+
+Floats = NDArray[np.float64]
+
+KINDS = (
+    Kind.FORWARD,
+    Kind.BACKWARD,
+    Kind.INPUT_GRAD,
+    Kind.WEIGHT_GRAD,
+    Kind.RECOMPUTE,
+)
+"""Column k of `StageCosts.seconds`, and the code k of an action in a `Table`."""
+
+FORWARD, BACKWARD, INPUT_GRAD, WEIGHT_GRAD, RECOMPUTE = range(5)
+RESIDUAL, WEIGHT_RESIDUAL, OUTPUT, INPUT, STATE = range(5)
+"""Columns of `StageCosts.nbytes`."""
+
+
+@dataclass(frozen=True, eq=False)
+class StageCosts:
+    """Costs of every stage for one microbatch on a rank of speed 1.
+
+    `seconds` is (stages, 5) with a column per entry of `KINDS`; `nbytes` is (stages, 5):
+    residuals kept from F until I or B, residuals kept from I until W, the output sent on, the
+    input received, and the static state (weights, gradients, optimizer). `recompute` is
+    (stages,) bool: F keeps only the stage's input, and I, B or an explicit R rebuild the rest.
+    """
+
+    seconds: Floats
+    nbytes: Floats
+    recompute: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        for name, values in (("seconds", self.seconds), ("nbytes", self.nbytes)):
+            if values.shape != (len(self.recompute), 5):
+                raise ProfileError(
+                    f"stage costs: {name} has shape {values.shape}, "
+                    f"expected ({len(self.recompute)}, 5)"
+                )
+            wrong = np.argwhere(~(np.isfinite(values) & (values >= 0)))
+            if len(wrong):
+                stage, column = wrong[0]
+                raise ProfileError(
+                    f"stage costs: {name} of stage {stage}, column {column} is "
+                    f"{values[stage, column]}, expected a finite number >= 0"
+                )
+
+    @classmethod
+    def unit(
+        cls,
+        num_stages: int,
+        forward_s: float = 1.0,
+        input_grad_s: float = 1.0,
+        weight_grad_s: float = 1.0,
+        backward_s: float | None = None,
+    ) -> "StageCosts":
+        """Returns equal costs for every stage, without bytes. A missing B costs I + W."""
+        fused = input_grad_s + weight_grad_s if backward_s is None else backward_s
+        row = [forward_s, fused, input_grad_s, weight_grad_s, forward_s]
+        return cls(
+            np.tile(np.array(row, dtype=np.float64), (num_stages, 1)),
+            np.zeros((num_stages, 5)),
+            np.zeros(num_stages, dtype=np.bool_),
+        )
+
+    @classmethod
+    def of(
+        cls, profile: Profile, partition: Partition, recompute: tuple[bool, ...] = ()
+    ) -> "StageCosts":
+        """Returns the stage costs of `profile` cut by `partition`.
+
+        Raises `PlanError` if the two differ in their number of layers.
+        """
+        return LayerCosts(profile).cut(partition.sizes, recompute)
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.recompute)
+
+    @property
+    def forward_s(self) -> Floats:
+        return self.seconds[:, FORWARD]
+
+    @property
+    def backward_s(self) -> Floats:
+        return self.seconds[:, BACKWARD]
+
+    @property
+    def input_grad_s(self) -> Floats:
+        return self.seconds[:, INPUT_GRAD]
+
+    @property
+    def weight_grad_s(self) -> Floats:
+        return self.seconds[:, WEIGHT_GRAD]
+
+    @property
+    def residual_bytes(self) -> Floats:
+        return self.nbytes[:, RESIDUAL]
+
+    @property
+    def weight_residual_bytes(self) -> Floats:
+        return self.nbytes[:, WEIGHT_RESIDUAL]
+
+    @property
+    def output_bytes(self) -> Floats:
+        return self.nbytes[:, OUTPUT]
+
+    @property
+    def input_bytes(self) -> Floats:
+        return self.nbytes[:, INPUT]
+
+    @property
+    def state_bytes(self) -> Floats:
+        return self.nbytes[:, STATE]
+
+    @cached_property
+    def compute_s(self) -> Floats:
+        """Forward and split backward of one microbatch, recompute included, per stage."""
+        split = self.seconds[:, [FORWARD, INPUT_GRAD, WEIGHT_GRAD]].sum(axis=1)
+        return split + np.where(self.recompute, self.forward_s, 0.0)
+
+
+class LayerCosts:
+    """A profile's layers as arrays, built once, from which stages are cut many times."""
+
+    def __init__(self, profile: Profile) -> None:
+        layers = profile.layers
+        self.num_layers = len(layers)
+        self._seconds = np.array(
+            [
+                [x.forward_s, x.fused_backward_s, x.input_grad_s, x.weight_grad_s, x.forward_s]
+                for x in layers
+            ],
+            dtype=np.float64,
+        )
+        self._summed_bytes = np.array(
+            [[x.residual_bytes, x.weight_residual_bytes, x.state_bytes] for x in layers],
+            dtype=np.float64,
+        )
+        self._output = np.array([x.output_bytes for x in layers], dtype=np.float64)
+
+    def cut(
+        self, sizes: tuple[int, ...] | list[int], recompute: tuple[bool, ...] = ()
+    ) -> StageCosts:
+        """Returns the costs of stages of `sizes[s]` consecutive layers each."""
+        ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
+        if ends[-1] != self.num_layers:
+            raise PlanError(
+                f"the partition [{' '.join(map(str, sizes))}] has {ends[-1]} layers, "
+                f"the profile {self.num_layers}"
+            )
+        starts = ends - np.asarray(sizes)
+        summed = np.add.reduceat(self._summed_bytes, starts, axis=0)
+        output = self._output[ends - 1].copy()
+        output[-1] = 0.0  # nothing is sent on by the last stage
+        nbytes = np.empty((len(ends), 5))
+        nbytes[:, RESIDUAL] = summed[:, 0]
+        nbytes[:, WEIGHT_RESIDUAL] = summed[:, 1]
+        nbytes[:, OUTPUT] = output
+        nbytes[1:, INPUT] = output[:-1]
+        nbytes[0, INPUT] = 0.0
+        nbytes[:, STATE] = summed[:, 2]
+        flags = np.zeros(len(ends), dtype=np.bool_)
+        if recompute:
+            flags[:] = recompute
+        return StageCosts(np.add.reduceat(self._seconds, starts, axis=0), nbytes, flags)
+
+
+def uniform_partition(num_layers: int, num_stages: int) -> Partition:
+    """Returns inner layers split evenly by count, embedding with the first, head with the last.
+
+    The convention of the paper's baselines. Where the inner layers do not divide evenly,
+    earlier stages get one more. Models of fewer than `num_stages + 2` layers are split evenly
+    as they are. Raises `PlanError` if there are fewer layers than stages.
+    """
+    if num_layers < num_stages:
+        raise PlanError(
+            f"{num_layers} layers cannot form {num_stages} stages; use at most {num_layers} stages"
+        )
+    inner = num_layers - 2 if num_layers >= num_stages + 2 else num_layers
+    each, more = divmod(inner, num_stages)
+    sizes = [each + (s < more) for s in range(num_stages)]
+    if inner < num_layers:
+        sizes[0] += 1
+        sizes[-1] += 1
+    return Partition(tuple(sizes))

@@ -1,0 +1,39 @@
+"""A machine's ranks and links as arrays."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octojax.errors import ProfileError
+from octojax.ir import Machine
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """Speeds of the ranks (ranks,), latency and seconds per byte of every link (ranks, ranks)."""
+
+    speed: Floats
+    latency_s: Floats
+    byte_s: Floats
+    host_cost_s: float
+
+    @classmethod
+    def of(cls, machine: Machine | None, num_ranks: int) -> "Links":
+        """Returns the links between the first `num_ranks` ranks; None is an ideal machine."""
+        machine = machine or Machine()
+        if machine.speeds and len(machine.speeds) < num_ranks:
+            raise ProfileError(
+                f"machine {machine.name!r} gives the speeds of {len(machine.speeds)} ranks, "
+                f"but the schedule has {num_ranks}; give one speed per rank, or none"
+            )
+        pairs = [[machine.link(a, b) for b in range(num_ranks)] for a in range(num_ranks)]
+        table = np.array(pairs, dtype=np.float64).reshape(num_ranks, num_ranks, 2)
+        return cls(
+            np.array([machine.speed(r) for r in range(num_ranks)], dtype=np.float64),
+            np.ascontiguousarray(table[:, :, 0]),
+            1.0 / table[:, :, 1],
+            float(machine.host_cost_s),
+        )
