@@ -1,0 +1,103 @@
+"""What every language model here begins and ends with.
+
+Legend: B batch, T time, S = T + 1 tokens of a sample, D width, V vocabulary.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from octojax.models.dense import Linear, RMSNorm
+
+
+@jax.custom_vjp
+def token_loss(logits_BTV: jax.Array, target_BT: jax.Array) -> jax.Array:
+    """Returns the mean negative log likelihood of the targets, in nats, as a float32 scalar.
+
+    The softmax is float32 and is rebuilt in the backward, so no second (B, T, V) is kept.
+    """
+    return _token_loss_forward(logits_BTV, target_BT)[0]
+
+
+def _token_loss_forward(logits_BTV, target_BT):
+    wide = logits_BTV.astype(jnp.float32)
+    log_total_BT = jax.nn.logsumexp(wide, axis=-1)
+    picked_BT = jnp.take_along_axis(wide, target_BT[..., None], axis=-1)[..., 0]
+    return jnp.mean(log_total_BT - picked_BT), (logits_BTV, log_total_BT, target_BT)
+
+
+def _token_loss_backward(residuals, gradient):
+    logits_BTV, log_total_BT, target_BT = residuals
+    softmax = jnp.exp(logits_BTV.astype(jnp.float32) - log_total_BT[..., None])
+    hot = jax.nn.one_hot(target_BT, logits_BTV.shape[-1], dtype=jnp.float32)
+    dlogits = (softmax - hot) * (gradient / target_BT.size)
+    return dlogits.astype(logits_BTV.dtype), None
+
+
+token_loss.defvjp(_token_loss_forward, _token_loss_backward)
+
+
+class Embedding(nnx.Module):
+    """Token vectors (V, D). `stream_dtype` is the residual stream's, `scale` Gemma's sqrt(D)."""
+
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int,
+        *,
+        std: float,
+        scale: float = 1.0,
+        stream_dtype: jnp.dtype,
+        param_dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        draw = jax.random.normal(rngs.params(), (vocabulary, width), param_dtype)
+        self.table = nnx.Param(draw * jnp.asarray(std, param_dtype))
+        self.scale = scale
+        self.stream_dtype = stream_dtype
+
+    def __call__(self, token_BT: jax.Array) -> jax.Array:
+        x_BTD = jnp.take(self.table[...], token_BT, axis=0, mode="clip").astype(self.stream_dtype)
+        return x_BTD if self.scale == 1.0 else x_BTD * jnp.asarray(self.scale, x_BTD.dtype)
+
+
+class Head(nnx.Module):
+    """Final norm and projection to the vocabulary; with `table` given, tied to the embedding."""
+
+    def __init__(
+        self,
+        width: int,
+        vocabulary: int,
+        *,
+        tied: bool = False,
+        std: float,
+        dtype: jnp.dtype,
+        param_dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        kinds = {"dtype": dtype, "param_dtype": param_dtype}
+        self.norm = RMSNorm(width, **kinds)
+        self.project = None if tied else Linear(width, vocabulary, std=std, rngs=rngs, **kinds)
+
+    def __call__(self, x_BTD: jax.Array, table_VD: jax.Array | None = None) -> jax.Array:
+        normed = self.norm(x_BTD)
+        if self.project is not None:
+            return self.project(normed)
+        if table_VD is None:
+            raise ValueError("a tied head needs the embedding's table")
+        return normed @ table_VD.astype(normed.dtype).T
+
+
+def inputs_and_targets(batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Returns `(tokens[:, :-1], tokens[:, 1:])` of a batch `{"tokens": (B, T + 1) int32}`."""
+    token_BS = batch["tokens"]
+    return token_BS[:, :-1], token_BS[:, 1:]
+
+
+def count_parameters(model: nnx.Module) -> int:
+    """Returns the number of parameters; also of a model made by `nnx.eval_shape`."""
+    leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
+    return sum(int(np.prod(leaf.shape)) for leaf in leaves)
