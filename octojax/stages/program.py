@@ -4,11 +4,13 @@
     backward      PARAM BATCH INPUT RESIDUAL OUTPUT_GRAD SEED -> INPUT_GRAD PARAM_GRAD
       or
     input_grad    (the same)                         -> INPUT_GRAD PARAM_GRAD(small) KEPT
-    weight_grad   PARAM BATCH INPUT RESIDUAL KEPT    -> PARAM_GRAD(the rest)
+    weight_grad   PARAM BATCH INPUT RESIDUAL OUTPUT_GRAD SEED KEPT -> PARAM_GRAD(the rest)
 
 A program lists only what it really reads and writes, so the executor learns from the lists
 alone how long each value must live. Nothing is stored twice: a residual that is an input or a
-weight is read from there.
+weight is read from there, and W reads the gradient that came in from there too. A gradient that
+is zero whatever comes in is not written; where nothing at all is to be done (frozen weights, no
+gradient coming in) a backward program writes nothing.
 """
 
 import enum
@@ -51,11 +53,15 @@ class ParamUnit:
     """One placeable parameter: a whole flat leaf, or one slice of a leaf stacked over layers.
 
     `index` is None for a whole leaf, else the position along axis 0 (an unrolled `scan`).
+    `leaf` counts the leaves of params, then of state, then the constants of the loss: state
+    that no step changes and constants are read as PARAM, too. Units that are not `trainable`
+    (these, and leaves of integers) get no PARAM_GRAD.
     """
 
     leaf: int
     index: int | None = None
     name: str = ""
+    trainable: bool = True
 
 
 @dataclass(frozen=True)
@@ -89,8 +95,9 @@ class ForwardStage:
 class Stage:
     """A differentiated stage.
 
-    With recompute, `forward` writes no residuals, `backward` and `input_grad` rebuild them
-    from PARAM, BATCH, INPUT, and `recompute` is the program of an explicit R action
+    With recompute, `forward` writes no residuals (but copies of STATE leaves that the
+    recomputation reads again, which the next microbatch overwrites), `backward` and
+    `input_grad` rebuild them from PARAM, BATCH, INPUT, and `recompute` is the program of an explicit R action
     (reads like F, writes RESIDUAL), after which `backward_after_recompute` and
     `input_grad_after_recompute` take them. Without, these three are None.
     `weight_grad` is None where I already makes every gradient.

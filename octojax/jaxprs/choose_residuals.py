@@ -1,0 +1,126 @@
+"""Chooses which values a forward pass stores for its backward pass, and what is repeated.
+
+A stored value that is a view of something smaller, or a few additions and multiplications
+away from what is there anyway, is replaced by its source; one that follows from weights alone
+or from the batch alone by cheap operations (a causal mask, a rotary table, a weight cast to
+bfloat16) is computed again.
+
+    stored    xn, broadcast(r), causal_mask, t = tanh(a), 1 - t
+    becomes   xn, r, t           and the backward program starts with the rest
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from jax.extend.core import JaxprEqn, Var
+
+from octojax.jaxprs.dataflow import is_var, makers, var_bytes
+from octojax.jaxprs.operations import ARITHMETIC, CHEAP, VIEWS
+
+_MAX_STEPS = 4
+"""Arithmetic steps repeated to save one stored value; XLA fuses so few into their reader."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What is stored, and the equation indices to repeat (in order) to get all wanted values."""
+
+    values: tuple[Var, ...]
+    repeated: tuple[int, ...]
+
+
+def choose_residuals(
+    eqns: Sequence[JaxprEqn],
+    wanted: Iterable[Var],
+    at_hand: set[Var],
+    sources: Sequence[set[Var]] = (),
+    existing: frozenset[Var] = frozenset(),
+) -> Stored:
+    """Returns the storage that gives back `wanted`, values made by `eqns` or coming from outside.
+
+    `at_hand` are the outside values that need no storage; other outside values are stored.
+    What cheap operations make of one set of `sources` alone is repeated. The sets are apart,
+    so that what mixes weights and batch, an embedding say, counts as an activation. Values in
+    `existing` are in memory already, and would only be held for longer: they are preferred.
+    """
+    made = makers(eqns)
+    free = set().union(*(_from_alone(eqns, some) for some in sources))
+    stored = {v for v in wanted if v not in at_hand and v not in free}
+    todo = sorted(stored, key=lambda v: made.get(v, -1))
+    while todo:  # the latest first, so that a source is looked at after all that it serves
+        v = todo.pop()
+        have = at_hand | free | (stored - {v})
+        source = None if v in existing else _source(eqns, made, v, have, existing)
+        if source is None:
+            continue
+        stored.discard(v)
+        new = source - stored
+        stored |= new
+        todo = sorted({*todo, *new}, key=lambda u: made.get(u, -1))
+    values = tuple(sorted(stored, key=lambda v: made.get(v, -1)))
+    return Stored(values, _repeated(eqns, made, wanted, at_hand | stored))
+
+
+def _repeated(
+    eqns: Sequence[JaxprEqn], made: dict[Var, int], wanted: Iterable[Var], have: set[Var]
+) -> tuple[int, ...]:
+    """Returns the equations that lead from what one has to what is wanted."""
+    reached, repeated = set(have), set()
+    todo = [v for v in wanted if v not in reached]
+    while todo:
+        v = todo.pop()
+        if v in reached:
+            continue
+        reached.add(v)
+        repeated.add(made[v])
+        todo += [u for u in eqns[made[v]].invars if is_var(u) and u not in reached]
+    return tuple(sorted(repeated))
+
+
+def _from_alone(eqns: Sequence[JaxprEqn], sources: set[Var]) -> set[Var]:
+    """Returns the values that cheap operations make of the sources and literals."""
+    free: set[Var] = set()
+    for eqn in eqns:
+        cheap = eqn.primitive.name in CHEAP and not eqn.effects
+        if cheap and all(not is_var(v) or v in sources or v in free for v in eqn.invars):
+            free.update(eqn.outvars)
+    return free
+
+
+def _source(
+    eqns: Sequence[JaxprEqn],
+    made: dict[Var, int],
+    value: Var,
+    have: set[Var],
+    existing: frozenset[Var],
+) -> set[Var] | None:
+    """Returns what to store instead of `value`, or None where that gains nothing."""
+    leaves = _leaves(eqns, made, value, have | existing, _MAX_STEPS)
+    if leaves is not None:
+        longer = leaves - have
+        if sum(map(var_bytes, longer)) <= var_bytes(value):
+            return longer
+    v = value
+    while v in made and eqns[made[v]].primitive.name in VIEWS:
+        operands = [u for u in eqns[made[v]].invars if is_var(u)]
+        if len(operands) != 1:
+            return None
+        v = operands[0]
+        if var_bytes(v) < var_bytes(value):
+            return {v}
+    return None
+
+
+def _leaves(
+    eqns: Sequence[JaxprEqn], made: dict[Var, int], value: Var, have: set[Var], steps: int
+) -> set[Var] | None:
+    """Returns from which of `have` a few steps of plain arithmetic make the value, if they do."""
+    if value not in made or not steps or eqns[made[value]].primitive.name not in ARITHMETIC:
+        return None
+    found: set[Var] = set()
+    for u in filter(is_var, eqns[made[value]].invars):
+        leaves = {u} if u in have else _leaves(eqns, made, u, have, steps - 1)
+        if leaves is None:
+            return None
+        found |= leaves
+    return found

@@ -1,0 +1,96 @@
+"""Who makes and who reads the values of a list of equations: the ground of every cut.
+
+An equation list is in execution order and each variable is bound once. Variables are compared
+by identity, as JAX does.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
+
+Atom = Var | Literal
+
+
+def is_var(atom: Atom) -> bool:
+    """Whether the atom names a value; literals carry theirs."""
+    return not isinstance(atom, Literal)
+
+
+def var_bytes(atom: Atom) -> int:
+    """Returns the bytes that a stored copy of the value takes; a key counts its words."""
+    aval = atom.aval
+    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
+    return math.prod(getattr(aval, "shape", ())) * itemsize
+
+
+def makers(eqns: Sequence[JaxprEqn]) -> dict[Var, int]:
+    """Returns which equation binds each variable."""
+    return {v: at for at, eqn in enumerate(eqns) for v in eqn.outvars}
+
+
+def free_vars(eqns: Sequence[JaxprEqn], outputs: Iterable[Atom] = ()) -> list[Var]:
+    """Returns the variables that the equations and outputs read from outside, in reading order."""
+    bound: set[Var] = set()
+    found: dict[Var, None] = {}
+    for eqn in eqns:
+        found.update((v, None) for v in eqn.invars if is_var(v) and v not in bound)
+        bound.update(eqn.outvars)
+    found.update((v, None) for v in outputs if is_var(v) and v not in bound)
+    return list(found)
+
+
+def needed_for(
+    eqns: Sequence[JaxprEqn], outputs: Iterable[Atom], keep_effects: bool = False
+) -> set[int]:
+    """Returns the equations that the outputs depend on, and effectful ones if asked for."""
+    wanted = {v for v in outputs if is_var(v)}
+    found: set[int] = set()
+    for at in range(len(eqns) - 1, -1, -1):
+        eqn = eqns[at]
+        effectful = keep_effects and bool(eqn.effects)
+        if effectful or any(v in wanted for v in eqn.outvars):
+            found.add(at)
+            wanted.update(v for v in eqn.invars if is_var(v))
+    return found
+
+
+def reached_from(eqns: Sequence[JaxprEqn], sources: Iterable[Var]) -> set[Var]:
+    """Returns every variable that depends on the sources, these included."""
+    reached = set(sources)
+    for eqn in eqns:
+        if any(is_var(v) and v in reached for v in eqn.invars):
+            reached.update(eqn.outvars)
+    return reached
+
+
+def substitute(eqns: Iterable[JaxprEqn], names: Mapping[Var, Atom]) -> list[JaxprEqn]:
+    """Returns the equations reading `names[v]` for every `v` in it."""
+    return [e.replace(invars=rename(e.invars, names)) for e in eqns]
+
+
+def rename(atoms: Iterable[Atom], names: Mapping[Var, Atom]) -> list[Atom]:
+    """Returns the atoms with those in `names` exchanged."""
+    return [names.get(a, a) if is_var(a) else a for a in atoms]
+
+
+def is_dropped(var: Var) -> bool:
+    """Whether an equation's output is bound to no name."""
+    return isinstance(var, DropVar)
+
+
+def build_jaxpr(
+    template: Jaxpr, invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
+) -> ClosedJaxpr:
+    """Returns a jaxpr without constants made of these parts; `template` lends its origin."""
+    effects = frozenset(x for e in eqns for x in e.effects)
+    names = template.debug_info._replace(arg_names=None, result_paths=None)
+    made = template.replace(
+        constvars=[],
+        invars=list(invars),
+        outvars=list(outvars),
+        eqns=list(eqns),
+        effects=effects,
+        debug_info=names,
+    )
+    return ClosedJaxpr(made, ())

@@ -1,0 +1,61 @@
+"""What an equation costs: which primitives are contractions, which only move or rename data."""
+
+import math
+
+from jax.extend.core import JaxprEqn
+
+
+def _names(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+VIEWS = _names("""
+    reshape transpose squeeze expand_dims broadcast_in_dim convert_element_type rev copy copy_p
+    reduce_precision optimization_barrier
+""")
+"""One array in, one out, no arithmetic: cheaper to repeat than to store the result."""
+
+ARITHMETIC = VIEWS | _names("""
+    add add_any sub mul neg one_minus_square sign max min square integer_pow abs and or not xor
+    eq ne lt le gt ge select_n iota
+""")
+"""One instruction per element: cheaper to repeat than to store, where the operands are there."""
+
+CHEAP = ARITHMETIC | _names("""
+    div exp exp2 log log1p expm1 tanh logistic sin cos sqrt rsqrt pow floor ceil round erf clamp
+    is_finite stop_gradient concatenate pad slice dynamic_slice gather rem shift_left
+    shift_right_logical shift_right_arithmetic cumsum reduce_sum reduce_max reduce_min
+    reduce_and reduce_or argmax argmin split nextafter
+""")
+"""Linear in the size of what they touch; worth repeating where inputs alone are read."""
+
+CONTRACTIONS = _names("""
+    dot_general conv_general_dilated ragged_dot ragged_dot_general scatter-add scatter_add
+""")
+"""What a weight gradient ends in."""
+
+
+def elements(atom) -> int:
+    """Returns how many numbers the value holds."""
+    return math.prod(getattr(atom.aval, "shape", ()))
+
+
+def is_contraction(eqn: JaxprEqn) -> bool:
+    """Whether the equation may form or hold the end of a weight gradient."""
+    return eqn.primitive.name in CONTRACTIONS
+
+
+def contraction_work(eqn: JaxprEqn) -> int:
+    """Returns the operations of a contraction; of a scatter, the elements it touches."""
+    name, out = eqn.primitive.name, elements(eqn.outvars[0])
+    if name == "dot_general":
+        (lhs_dims, _), _ = eqn.params["dimension_numbers"]
+        return 2 * out * math.prod(eqn.invars[0].aval.shape[d] for d in lhs_dims)
+    if name == "conv_general_dilated":
+        kernel = eqn.invars[1].aval.shape
+        spec = eqn.params["dimension_numbers"].rhs_spec
+        return 2 * out * math.prod(kernel) // max(1, kernel[spec[0]])
+    if name.startswith("ragged_dot"):
+        rows = eqn.invars[0].aval.shape
+        return 2 * elements(eqn.invars[0]) * max(1, out // max(1, math.prod(rows[:-1])))
+    return out + elements(eqn.invars[-1])
