@@ -71,6 +71,14 @@ def amount(value: Any) -> float:
     return number
 
 
+def limits(value: Any) -> tuple[int, ...]:
+    """Returns one whole number >= 1 (for every rank) or one per rank: `4`, `4,3,3,2`."""
+    numbers = seconds(value)
+    if not all(number >= 1 and number.is_integer() for number in numbers):
+        raise ValueError("expected whole numbers >= 1")
+    return tuple(map(int, numbers))
+
+
 def ranks_of_stages(value: Any) -> Placement:
     """Returns a placement: a `Placement`, a sequence of ranks, or text `0 1 1 0` / `0,1,1,0`."""
     if isinstance(value, Placement):
@@ -89,3 +97,14 @@ def per_stage(costs: tuple[float, ...], stages: int, what: str) -> tuple[float, 
             f"{what}: expected one number or {stages} (one per stage), found {len(costs)}"
         )
     return costs
+
+
+def per_rank(numbers: tuple[int, ...], ranks: int, what: str) -> tuple[int, ...]:
+    """Returns one number per rank. Raises `ValueError` if there are neither one nor `ranks`."""
+    if len(numbers) == 1:
+        return numbers * ranks
+    if len(numbers) != ranks:
+        raise ValueError(
+            f"{what}: expected one number or {ranks} (one per rank), found {len(numbers)}"
+        )
+    return numbers

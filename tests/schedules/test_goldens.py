@@ -22,6 +22,12 @@ NAMES = {
     "megatron_Interleaved": "interleaved",
     "torch_InterleavedZeroBubble": "zb-h1",
     "torch_LoopedBFS": "looped-bfs",
+    "torch_ZBVZeroBubble": "zb-v",
+    "deepseek_DualPipe_": "dualpipe",
+    "deepseek_DualPipeV": "dualpipe-v",
+    "torch_DualPipeV": "dualpipe-v",
+    "chimera": "chimera",
+    "dynapipe": "dynapipe",
 }
 """Start of a golden's file name -> our name of the schedule."""
 
@@ -33,7 +39,9 @@ def tables(names):
 
 def sizes(file):
     """Returns (ranks, microbatches, chunks or None) as a golden's file name says them."""
-    p, m, v = re.search(r"_p(\d+)_m(\d+)(?:_v(\d+))?", file).groups()
+    found = re.search(r"_p(\d+)_m(\d+)(?:_v(\d+))?", file)
+    assert found
+    p, m, v = found.groups()
     return int(p), int(m), int(v) if v else None
 
 
@@ -43,6 +51,19 @@ def options(file):
         found["group_size"] = int(group[1])
     if "MoE" in file:
         found["moe_overlap"] = True
+    if "dynapipe" in file:
+        found |= dynapipe_options(file)
+    return found
+
+
+def dynapipe_options(file):
+    found = {}
+    if memory := re.search(r"_mem(\d+)", file):
+        found["memory"] = memory[1]
+    if "zigzag" in file:
+        found["placement"] = "0 1 0"
+    if "het" in file and "mem" in file:  # microbatches of unequal length hold unequal memory
+        found["activations"] = [1.0, 0.8, 1.2, 0.9, 1.1, 0.7, 1.3, 1.0]
     return found
 
 
