@@ -1,0 +1,1 @@
+"""Surgery on jaxprs: small pure functions on variables and equations."""

@@ -1,0 +1,94 @@
+"""The only door to what differs between JAX versions: jaxpr building, primitive names, keys.
+
+Supported: JAX 0.10.2 to 0.12. Differences met, old | new:
+    ClosedJaxpr wraps a Jaxpr (0.10)  | ClosedJaxpr is Jaxpr, which holds its constants (0.12)
+    a nested jit is called "pjit"     | "jit" (since 0.7)
+    a remat equation is "checkpoint"  | "remat2" or "remat"
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+Atom = Var | Literal
+Aval = Any  # jax.core.ShapedArray and friends; the public type has no name in both versions
+
+JIT_NAMES = frozenset({"jit", "pjit", "closed_call", "core_call", "xla_call"})
+REMAT_NAMES = frozenset({"remat2", "remat", "checkpoint"})
+CUSTOM_NAMES = frozenset(
+    {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"}
+)
+
+
+def new_var(aval: Aval) -> Var:
+    """A fresh variable. 0.10 also takes `initial_qdd`; both default it."""
+    return Var(aval)
+
+
+def new_jaxpr(
+    invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
+) -> ClosedJaxpr:
+    """A closed jaxpr without constants; its effects are those of its equations."""
+    effects = frozenset().union(*(eqn.effects for eqn in eqns))
+    names = tuple(f"arg{i}" for i in range(len(invars)))
+    results = tuple(f"result{i}" for i in range(len(outvars)))
+    debug = jex.DebugInfo("octojax", "octojax", names, results)
+    return ClosedJaxpr(Jaxpr((), list(invars), list(outvars), list(eqns), effects, debug), ())
+
+
+def split_consts(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The `(jaxpr, constants)` of an open or closed jaxpr, in either version."""
+    consts = tuple(getattr(jaxpr, "consts", ()) or ())
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    return inner, consts
+
+
+def trace(fn: Callable[..., Any], *args: Any) -> tuple[ClosedJaxpr, Any]:
+    """The jaxpr of `fn(*args)` and the pytree of its output shapes."""
+    return jax.make_jaxpr(fn, return_shape=True)(*args)
+
+
+def eval_jaxpr(jaxpr: ClosedJaxpr, args: Iterable[Any]) -> list[Any]:
+    """The outputs of a closed jaxpr, evaluated (or traced) equation by equation."""
+    return list(jex.jaxpr_as_fun(jaxpr)(*args))
+
+
+def is_key(aval: Aval) -> bool:
+    """Whether values of this aval are typed PRNG keys."""
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
+def is_float(aval: Aval) -> bool:
+    """Whether values of this aval carry a gradient: any floating or complex dtype."""
+    return not is_key(aval) and jax.dtypes.issubdtype(aval.dtype, np.inexact)
+
+
+def num_bytes(aval: Aval) -> int:
+    """Bytes of one value of this aval; a typed key counts as its 8 bytes of data."""
+    shape = getattr(aval, "shape", ())
+    itemsize = 8 if is_key(aval) else np.dtype(aval.dtype).itemsize
+    return int(np.prod(shape, dtype=np.int64)) * itemsize
+
+
+def copy_to(
+    shardings: tuple[jax.sharding.Sharding, ...],
+) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
+    """A function that copies arrays to the given shardings, one each, without delay.
+
+    `jax.device_put` takes 60-100 microseconds an array; the call below it 5-12. Where its
+    private form changes, the public function does the same.
+    """
+    try:
+        from jax._src.lib import xla_client
+
+        devices = [xla_client.DeviceList(tuple(s._device_assignment)) for s in shardings]  # type: ignore[attr-defined]
+        always = [xla_client.ArrayCopySemantics.ALWAYS_COPY] * len(shardings)
+        batched = xla_client.batched_copy_array_to_devices_with_sharding
+        places = list(shardings)
+    except (ImportError, AttributeError):
+        return lambda values: jax.device_put(list(values), list(shardings))
+    return lambda values: batched(list(values), devices, places, always)

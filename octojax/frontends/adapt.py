@@ -1,0 +1,91 @@
+"""Which front end a model takes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.tree_util as tree
+
+from octojax.errors import LossError
+from octojax.frontends.functional import adapt_functional
+from octojax.frontends.pure import PureLoss
+
+
+def adapt(
+    model: Any,
+    loss_fn: Callable[..., Any],
+    params: Any = None,
+    *,
+    trainable: Any = None,
+    state: Any = None,
+) -> PureLoss:
+    """The pure loss of a model in any of the forms that users have.
+
+        adapt(nnx_module, loss_fn)                  loss_fn(model, batch)
+        adapt(linen_module, loss_fn, variables)     loss_fn(variables, batch)
+        adapt(params, loss_fn)                      loss_fn(params, batch)
+        adapt(params, loss_fn, state=state)         loss_fn(params, state, batch)
+
+    `trainable` is an nnx filter (default `nnx.Param`), for nnx modules only.
+
+    Raises:
+        LossError: the model has no parameters, or options do not fit its kind.
+    """
+    pure = _adapt(model, loss_fn, params, trainable, state)
+    if not tree.tree_leaves(pure.params):
+        raise LossError(
+            f"{_what(model)} has no trained parameters. Pass a module with nnx.Param variables, "
+            f"linen variables as params=, or a pytree of arrays"
+        )
+    return pure
+
+
+def _adapt(
+    model: Any, loss_fn: Callable[..., Any], params: Any, trainable: Any, state: Any
+) -> PureLoss:
+    if is_nnx(model):
+        from octojax.frontends.nnx import adapt_nnx
+
+        if params is not None or state is not None:
+            raise LossError(
+                f"{_what(model)} holds its own parameters and state; drop params= and state="
+            )
+        return adapt_nnx(model, loss_fn, **({} if trainable is None else {"trainable": trainable}))
+    if trainable is not None:
+        raise LossError(
+            f"trainable= is a filter for nnx modules, the model is {_what(model)}. Keep frozen "
+            f"weights out of its parameters: in state=, or closed over by the loss"
+        )
+    if is_linen(model):
+        return _adapt_linen(model, loss_fn, params)
+    return adapt_functional(model if params is None else params, loss_fn, state)
+
+
+def _adapt_linen(model: Any, loss_fn: Callable[..., Any], params: Any) -> PureLoss:
+    from octojax.frontends.linen import adapt_linen
+
+    if params is None:
+        raise LossError(
+            f"{_what(model)} is a linen module, whose parameters live outside: pass "
+            f"params=model.init(key, inputs)"
+        )
+    if "params" in params:
+        return adapt_linen(params, loss_fn)
+    return adapt_functional(params, loss_fn)
+
+
+def is_nnx(model: Any) -> bool:
+    """Whether the model is an instance of `nnx.Module`."""
+    from flax import nnx
+
+    return isinstance(model, nnx.Module)
+
+
+def is_linen(model: Any) -> bool:
+    """Whether the model is an instance of `linen.Module`."""
+    from flax import linen
+
+    return isinstance(model, linen.Module)
+
+
+def _what(model: Any) -> str:
+    return f"{type(model).__name__!r}"

@@ -1,0 +1,32 @@
+"""The one form that every front end makes of a user's model and loss."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from octojax.errors import LossError
+
+
+@dataclass(frozen=True)
+class PureLoss:
+    """A pure loss of pytrees.
+
+    `fn(params, state, batch) -> (loss, aux, new_state)`; `params` holds what is trained,
+    `state` the rest: frozen weights, statistics, counters, keys. `merge(params, state)` returns
+    the user's kind of object with these values.
+    """
+
+    fn: Callable[[Any, Any, Any], tuple[Any, Any, Any]]
+    params: Any
+    state: Any
+    merge: Callable[[Any, Any], Any]
+
+
+def split_result(result: Any, most: int = 2) -> tuple[Any, ...]:
+    """The parts of what a user's loss returned: `loss`, or a tuple that begins with it."""
+    if not isinstance(result, tuple):
+        return (result,)
+    if 1 <= len(result) <= most:
+        return result
+    forms = "loss, (loss, aux)" + (" or (loss, aux, new_state)" if most > 2 else "")
+    raise LossError(f"the loss returned a tuple of {len(result)} parts, expected {forms}")

@@ -1,0 +1,124 @@
+"""A jaxpr as plain tuples, with its constants beside it, and the means to rebuild it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+
+from octojax import compat
+from octojax.compat import Atom
+
+
+@dataclass(frozen=True)
+class FlatJaxpr:
+    """Equations over variables. `constants[k]` is the value of `constvars[k]`."""
+
+    invars: tuple[Var, ...]
+    constvars: tuple[Var, ...]
+    constants: tuple[Any, ...]
+    eqns: tuple[JaxprEqn, ...]
+    outvars: tuple[Atom, ...]
+
+    def __str__(self) -> str:
+        rows = (f"  {eqn}" for eqn in self.eqns)
+        return "\n".join(rows)
+
+
+def flatten(jaxpr: ClosedJaxpr) -> FlatJaxpr:
+    """The flat form of a jaxpr, which stays as it is."""
+    inner, consts = compat.split_consts(jaxpr)
+    return FlatJaxpr(
+        tuple(inner.invars),
+        tuple(inner.constvars),
+        consts,
+        tuple(inner.eqns),
+        tuple(inner.outvars),
+    )
+
+
+class Builder:
+    """Collects equations with fresh variables; `env` says what each old variable became.
+
+    Local to one rewrite: made, filled and read by one function.
+    """
+
+    def __init__(self, source: FlatJaxpr) -> None:
+        self.invars = source.invars
+        self.eqns: list[JaxprEqn] = []
+        self.constvars: list[Var] = list(source.constvars)
+        self.constants: list[Any] = list(source.constants)
+        self._known = {id(value): var for var, value in zip(source.constvars, source.constants)}
+
+    def constant(self, value: Any, var: Var) -> Var:
+        """The variable of a constant; equal objects share one."""
+        known = self._known.get(id(value))
+        if known is not None:
+            return known
+        fresh = compat.new_var(var.aval)
+        self._known[id(value)] = fresh
+        self.constvars.append(fresh)
+        self.constants.append(value)
+        return fresh
+
+    def emit(self, eqn: JaxprEqn, env: dict[Var, Atom]) -> None:
+        """Appends a copy of `eqn` over the renamed variables."""
+        outvars = [compat.new_var(var.aval) for var in eqn.outvars]
+        self.eqns.append(eqn.replace(invars=[read(env, x) for x in eqn.invars], outvars=outvars))
+        env.update(zip(eqn.outvars, outvars))
+
+    def call(
+        self,
+        body: Any,
+        args: Sequence[Atom],
+        emit: "Callable[[JaxprEqn, dict[Var, Atom]], None] | None" = None,
+    ) -> list[Atom]:
+        """Appends the equations of a (closed or open) jaxpr; returns its outputs."""
+        inner, consts = compat.split_consts(body)
+        env: dict[Var, Atom] = {
+            var: self.constant(value, var) for var, value in zip(inner.constvars, consts)
+        }
+        env.update(zip(inner.invars, args, strict=True))
+        for eqn in inner.eqns:
+            (emit or self.emit)(eqn, env)
+        return [read(env, x) for x in inner.outvars]
+
+    def trace(self, fn: Callable[..., Any], *args: Atom) -> list[Atom]:
+        """Appends the equations of `fn` applied to variables; returns its outputs."""
+        import jax
+
+        shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in args]  # pyright: ignore[reportAttributeAccessIssue]
+        return self.call(compat.trace(fn, *shapes)[0], args)
+
+    def finish(self, outvars: Sequence[Atom]) -> FlatJaxpr:
+        return FlatJaxpr(
+            self.invars,
+            tuple(self.constvars),
+            tuple(self.constants),
+            tuple(self.eqns),
+            tuple(outvars),
+        )
+
+
+def read(env: dict[Var, Atom], atom: Atom) -> Atom:
+    """What an atom became: literals and variables not renamed stay."""
+    return atom if isinstance(atom, Literal) else env.get(atom, atom)
+
+
+def rewrite(
+    flat: FlatJaxpr, rule: Callable[[Builder, JaxprEqn, list[Atom]], Sequence[Atom] | None]
+) -> FlatJaxpr:
+    """The jaxpr with every equation replaced by what `rule` appends, where it answers.
+
+    `rule(builder, eqn, inputs)` appends equations and returns the atoms that stand for the
+    equation's outputs, or returns None to keep the equation.
+    """
+    builder = Builder(flat)
+    env: dict[Var, Atom] = {}
+    for eqn in flat.eqns:
+        outputs = rule(builder, eqn, [read(env, x) for x in eqn.invars])
+        if outputs is None:
+            builder.emit(eqn, env)
+        else:
+            env.update(zip(eqn.outvars, outputs, strict=True))
+    return builder.finish([read(env, x) for x in flat.outvars])

@@ -1,0 +1,168 @@
+"""Where a chain of equations may be cut: after an equation with few live bytes.
+
+    live bytes   N   2N  4N  2N   N   2N  6N   N
+                 x   norm qkv  o  x'  norm up   x''
+                 ^                ^             ^        borders of a residual stream
+
+Between two heavy equations (contractions, loops, embedding look-ups) the narrowest position is
+a candidate. A candidate is a border if nothing narrower lies on one of its two sides; what is
+hidden in a hill between two borders is cut further only if more layers are asked for, or if the
+hill holds a large share of the model (a U-Net, whose skips make one hill of everything).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TOLERANCE = 1.1  # widths within this factor are equal: a scalar more does not matter
+LARGE_SHARE = 0.25  # of the model's operations, and ...
+LARGE_COUNT = 8  # ... so many heavy equations with weights make a segment worth cutting
+
+
+@dataclass(frozen=True)
+class Step:
+    """One activation equation, as far as cutting is concerned.
+
+    `live_bytes` cross a cut after it. `reads_params` says whether it reads values made of
+    parameters alone.
+    """
+
+    live_bytes: int
+    work: float
+    heavy: bool
+    reads_params: bool
+    embeds: bool = False
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Steps `start` to `stop - 1`."""
+
+    start: int
+    stop: int
+
+
+def find_borders(steps: Sequence[Step], min_layers: int = 1) -> tuple[int, ...]:
+    """The positions p, ascending, such that a cut after step p separates two layers.
+
+    Marked steps are borders always. If fewer than `min_layers` segments result, the segments
+    with most work are cut at their narrowest inner candidates until there are enough or no
+    candidate is left.
+    """
+    marks = _marks(steps)
+    candidates = _candidates(steps)
+    borders = set(marks)
+    for segment in _segments(len(steps), borders):
+        borders |= _visible(steps, _within(candidates, segment))
+    borders -= _between_embeddings(steps, borders, marks)
+    borders = _cut_large(steps, candidates, borders)
+    return tuple(sorted(_refine(steps, candidates, borders, min_layers)))
+
+
+def _marks(steps: Sequence[Step]) -> set[int]:
+    """The last step of every run of marks, but not the last step of all."""
+    last = len(steps) - 1
+    return {p for p in range(last) if steps[p].marked and not steps[p + 1].marked}
+
+
+def _candidates(steps: Sequence[Step]) -> list[int]:
+    heavy = [p for p, step in enumerate(steps) if step.heavy]
+    return [_narrowest(steps, start, stop) for start, stop in zip(heavy, heavy[1:])]
+
+
+def _narrowest(steps: Sequence[Step], start: int, stop: int) -> int:
+    """The position in `[start, stop)` to cut at: the first run of least width, to its end.
+
+    Then on over whatever reads no parameters: an activation function stays with its matrix,
+    a norm with scale goes with the layer that it feeds.
+    """
+    least = min(step.live_bytes for step in steps[start:stop]) * TOLERANCE
+    position = next(p for p in range(start, stop) if steps[p].live_bytes <= least)
+    while position + 1 < stop and steps[position + 1].live_bytes <= least:
+        position += 1
+    for p in range(position + 1, stop):
+        if steps[p].reads_params:
+            break
+        if steps[p].live_bytes <= least:
+            position = p
+    return position
+
+
+def _visible(steps: Sequence[Step], candidates: Sequence[int]) -> set[int]:
+    """The candidates with nothing narrower before them, or nothing narrower behind them."""
+    found: set[int] = set()
+    for order in (candidates, candidates[::-1]):
+        least = float("inf")
+        for p in order:
+            least = min(least, steps[p].live_bytes)
+            if steps[p].live_bytes <= least * TOLERANCE:
+                found.add(p)
+    return found
+
+
+def _between_embeddings(steps: Sequence[Step], borders: set[int], marks: set[int]) -> set[int]:
+    """The borders between two look-ups with no other heavy step near: one embedding layer."""
+    found: set[int] = set()
+    segments = _segments(len(steps), borders)
+    for left, right in zip(segments, segments[1:]):
+        both = [x for x in steps[left.start : right.stop] if x.heavy]
+        if both and all(x.embeds for x in both):
+            found.add(right.start - 1)
+    return found - marks
+
+
+def _cut_large(steps: Sequence[Step], candidates: Sequence[int], borders: set[int]) -> set[int]:
+    total = sum(step.work for step in steps)
+    queue = list(_segments(len(steps), borders))
+    while queue:
+        segment = queue.pop()
+        inside = steps[segment.start : segment.stop]
+        weighty = sum(step.heavy and step.reads_params for step in inside)
+        if weighty < LARGE_COUNT or sum(x.work for x in inside) < LARGE_SHARE * total:
+            continue
+        found = _visible(steps, _within(candidates, segment))
+        borders = borders | found
+        if found:
+            queue += [x for x in _segments(len(steps), borders) if _inside(x, segment)]
+    return borders
+
+
+def _refine(
+    steps: Sequence[Step], candidates: Sequence[int], borders: set[int], min_layers: int
+) -> set[int]:
+    while len(borders) + 1 < min_layers:
+        segments = _segments(len(steps), borders)
+        splittable = [x for x in segments if _within(candidates, x)]
+        if not splittable:
+            break
+        largest = max(splittable, key=lambda x: _work(steps, x))
+        inner = _within(candidates, largest)
+        total = _work(steps, largest)
+        best = min(inner, key=lambda p: _split_cost(steps, largest, p, total))
+        borders = borders | {best}
+    return borders
+
+
+def _split_cost(steps: Sequence[Step], segment: Segment, p: int, total: float) -> float:
+    """Width over evenness: a narrow cut near the middle is cheapest."""
+    left = _work(steps, Segment(segment.start, p + 1))
+    lighter = min(left, total - left)
+    return steps[p].live_bytes / max(lighter, 1e-9)
+
+
+def _work(steps: Sequence[Step], segment: Segment) -> float:
+    return sum(step.work for step in steps[segment.start : segment.stop])
+
+
+def _segments(count: int, borders: set[int]) -> list[Segment]:
+    ends = [*(p + 1 for p in sorted(borders)), count]
+    return [Segment(start, stop) for start, stop in zip([0, *ends], ends) if start < stop]
+
+
+def _within(candidates: Sequence[int], segment: Segment) -> list[int]:
+    """The candidates that cut a segment in two."""
+    return [p for p in candidates if segment.start <= p < segment.stop - 1]
+
+
+def _inside(inner: Segment, outer: Segment) -> bool:
+    return outer.start <= inner.start and inner.stop <= outer.stop and inner != outer

@@ -1,0 +1,89 @@
+"""What each value of a loss depends on, which decides where it is computed.
+
+    PARAM only           param-only    recomputed inside each stage that reads it
+    BATCH, STATE, none   batch-only    recomputed inside each stage that reads it
+    PARAM and (BATCH or STATE)         an activation: computed once, sent on
+
+Frozen float state (running statistics in evaluation) counts as PARAM, so that a frozen layer's
+output is sent on like any other; keys and counters do not, so that dropout masks are rebuilt
+where they are used.
+"""
+
+import enum
+from collections.abc import Iterable, Mapping
+
+from jax.extend.core import JaxprEqn, Literal, Var
+
+from octojax import compat
+from octojax.compat import Atom
+from octojax.jaxprs.flat import FlatJaxpr
+from octojax.trace import TracedLoss
+
+
+class Depends(enum.IntFlag):
+    NOTHING = 0
+    PARAM = 1
+    STATE = 2
+    BATCH = 4
+
+    @property
+    def is_activation(self) -> bool:
+        return bool(self & Depends.PARAM) and bool(self & (Depends.BATCH | Depends.STATE))
+
+
+Classes = Mapping[Var, Depends]
+
+
+def of(classes: Classes, atom: Atom) -> Depends:
+    """What one atom depends on; literals and constants on nothing."""
+    return Depends.NOTHING if isinstance(atom, Literal) else classes.get(atom, Depends.NOTHING)
+
+
+def joined(classes: Classes, atoms: Iterable[Atom]) -> Depends:
+    """What a value computed from all of these depends on."""
+    found = Depends.NOTHING
+    for atom in atoms:
+        found |= of(classes, atom)
+    return found
+
+
+def classify(eqns: Iterable[JaxprEqn], sources: Classes) -> dict[Var, Depends]:
+    """What every value of these equations depends on, given the sources.
+
+    What an equation with a side effect makes counts as an activation: it runs once.
+    """
+    classes = dict(sources)
+    for eqn in eqns:
+        depends = joined(classes, eqn.invars)
+        if eqn.effects:
+            depends |= Depends.PARAM | Depends.BATCH
+        classes.update((var, depends) for var in eqn.outvars)
+    return classes
+
+
+def sources(traced: TracedLoss, flat: FlatJaxpr) -> dict[Var, Depends]:
+    """What the inputs of the loss count as."""
+    num_params, num_state = len(traced.params), len(traced.state)
+    found: dict[Var, Depends] = {}
+    for index, var in enumerate(flat.invars):
+        if index < num_params:
+            found[var] = Depends.PARAM
+        elif index < num_params + num_state:
+            found[var] = _state_class(var, read_only=is_read_only(traced, index - num_params))
+        else:
+            found[var] = Depends.BATCH
+    return found
+
+
+def is_read_only(traced: TracedLoss, leaf: int) -> bool:
+    """Whether a state leaf leaves the loss as it came in."""
+    return (
+        traced.flat.outvars[traced.num_emits + leaf]
+        is traced.flat.invars[len(traced.params) + leaf]
+    )
+
+
+def _state_class(var: Var, read_only: bool) -> Depends:
+    if not read_only:
+        return Depends.STATE
+    return Depends.PARAM if compat.is_float(var.aval) else Depends.NOTHING

@@ -1,0 +1,249 @@
+"""From layers and a partition to the forward program of every stage."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax.extend.core import JaxprEqn, Literal, Var
+
+from octojax import compat
+from octojax.errors import CutError
+from octojax.ir.action import Kind
+from octojax.ir.graph import LayerGraph
+from octojax.ir.partition import Partition
+from octojax.layers import classify
+from octojax.layers.classify import Depends
+from octojax.layers.find import LayeredLoss
+from octojax.layers.state import Counters, StateKind, StateLeaf, counters, new_value, state_kinds
+from octojax.stages.program import ForwardStage, ParamUnit, Program, Ref, Role
+from octojax.trace import TracedLoss
+
+
+@dataclass(frozen=True)
+class Border:
+    """One value sent from a stage to the next. `differentiable`: a gradient comes back."""
+
+    aval: Any
+    differentiable: bool
+
+
+@dataclass(frozen=True)
+class StagedLoss:
+    """The forward programs of all stages and what their ends mean.
+
+    `borders[s][k]` is OUTPUT k of stage s and INPUT k of stage s + 1. `emits` are the avals of
+    the loss and of the leaves of aux. `constants` are the values of the units behind the leaves
+    of params and state, in the order of their `leaf`.
+    """
+
+    traced: TracedLoss
+    graph: LayerGraph
+    partition: Partition
+    units: tuple[ParamUnit, ...]
+    unit_avals: tuple[Any, ...]
+    constants: tuple[Any, ...]
+    forwards: tuple[ForwardStage, ...]
+    borders: tuple[tuple[Border, ...], ...]
+    emits: tuple[Any, ...]
+    state: tuple[StateLeaf, ...]
+    counters: Counters
+
+
+def cut_stages(layered: LayeredLoss, partition: Partition) -> StagedLoss:
+    """The stages of a partition of the layers.
+
+    Raises:
+        CutError: the partition is of another number of layers, or a state leaf would be
+            written in one stage and read in another.
+    """
+    _check_size(layered, partition)
+    traced, normal = layered.traced, layered.normal
+    kinds = state_kinds(traced, normal)
+    writers = _writers(layered, partition, kinds)
+    stages = [_stage(layered, partition, s, writers) for s in range(partition.num_stages)]
+    _check_state(layered, stages, writers)
+    emits = normal.flat.outvars[: traced.num_emits]
+    return StagedLoss(
+        traced=traced,
+        graph=layered.graph,
+        partition=partition,
+        units=normal.units,
+        unit_avals=normal.unit_avals,
+        constants=normal.flat.constants,
+        forwards=tuple(stages),
+        borders=tuple(_border(layered, partition, s) for s in range(partition.num_stages - 1)),
+        emits=tuple(x.aval for x in emits),  # pyright: ignore[reportAttributeAccessIssue]
+        state=tuple(
+            StateLeaf(leaf, traced.state.names[leaf], traced.state.avals[leaf], kind, where)
+            for leaf, kind in enumerate(kinds)
+            for where in [writers.get(leaf)]
+        ),
+        counters=counters(traced, normal, kinds),
+    )
+
+
+def _check_size(layered: LayeredLoss, partition: Partition) -> None:
+    found = layered.graph.num_layers
+    if partition.num_layers == found:
+        return
+    shortage = partition.num_stages > found
+    remedy = (
+        "Use fewer stages, mark more borders with octopipe.boundary, or ask for finer layers "
+        "with find_layers(traced, min_layers=...)"
+        if shortage
+        else f"Give a partition of {found} layers"
+    )
+    names = ", ".join(layer.name for layer in layered.graph.layers[:12])
+    raise CutError(
+        f"partition [{partition}] has {partition.num_layers} layers in {partition.num_stages} "
+        f"stages, the model has {found}: {names}{', ...' if found > 12 else ''}. {remedy}"
+    )
+
+
+def _steps(layered: LayeredLoss, partition: Partition, stage: int) -> Sequence[int]:
+    """The activation equations of a stage."""
+    first, last = partition.bounds[stage], partition.bounds[stage + 1]
+    return layered.steps[layered.bounds[first] : layered.bounds[last]]
+
+
+def _alive_after(layered: LayeredLoss, partition: Partition, stage: int) -> tuple[Var, ...]:
+    """What the stage sends to the next."""
+    if stage < 0 or stage == partition.num_stages - 1:
+        return ()
+    return layered.live[layered.bounds[partition.bounds[stage + 1]] - 1]
+
+
+def _border(layered: LayeredLoss, partition: Partition, stage: int) -> tuple[Border, ...]:
+    return tuple(
+        Border(var.aval, compat.is_float(var.aval))
+        for var in _alive_after(layered, partition, stage)
+    )
+
+
+def _writers(
+    layered: LayeredLoss, partition: Partition, kinds: Sequence[StateKind]
+) -> dict[int, int]:
+    """The stage that writes each carried leaf: where its new value is made.
+
+    A value made of batch and state alone is made where the leaf is read, or in stage 0.
+    """
+    home = _homes(layered, partition)
+    readers = _readers(layered, partition)
+    found: dict[int, int] = {}
+    for leaf, kind in enumerate(kinds):
+        if kind is not StateKind.CARRIED:
+            continue
+        value = new_value(layered.traced, layered.normal, leaf)
+        made = home.get(value) if isinstance(value, Var) else None
+        found[leaf] = min(readers.get(leaf, {0})) if made is None else made
+    return found
+
+
+def _homes(layered: LayeredLoss, partition: Partition) -> dict[Var, int]:
+    """The stage that makes each activation."""
+    eqns = layered.normal.flat.eqns
+    return {
+        var: stage
+        for stage in range(partition.num_stages)
+        for at in _steps(layered, partition, stage)
+        for var in eqns[at].outvars
+    }
+
+
+def _readers(layered: LayeredLoss, partition: Partition) -> dict[int, set[int]]:
+    """The stages whose activation equations read each state leaf."""
+    found: dict[int, set[int]] = {}
+    for stage in range(partition.num_stages):
+        for ref in _reads(layered, _steps(layered, partition, stage)):
+            if ref.role is Role.STATE:
+                found.setdefault(ref.index, set()).add(stage)
+    return found
+
+
+def _reads(layered: LayeredLoss, steps: Sequence[int]) -> Iterable[Ref]:
+    normal = layered.normal
+    wanted = [v for at in steps for v in normal.flat.eqns[at].invars if _is_free(layered, v)]
+    return [normal.inputs[var] for var in normal.recomputed(wanted, ())[1]]
+
+
+def _is_free(layered: LayeredLoss, atom: compat.Atom) -> bool:
+    """Whether an atom is a value that each stage makes for itself."""
+    return isinstance(atom, Var) and not classify.of(layered.depends, atom).is_activation
+
+
+def _stage(
+    layered: LayeredLoss, partition: Partition, stage: int, writers: Mapping[int, int]
+) -> ForwardStage:
+    normal = layered.normal
+    given = _alive_after(layered, partition, stage - 1)
+    sent = _alive_after(layered, partition, stage)
+    steps = set(_steps(layered, partition, stage))
+    ends = [
+        *((Ref(Role.OUTPUT, k), var) for k, var in enumerate(sent)),
+        *_emits(layered, partition, stage, given),
+        *(
+            (Ref(Role.NEW_STATE, leaf), new_value(layered.traced, normal, leaf))
+            for leaf, where in writers.items()
+            if where == stage
+        ),
+    ]
+    made = {var for at in steps for var in normal.flat.eqns[at].outvars} | set(given)
+    wanted = [
+        v
+        for at in steps
+        for v in normal.flat.eqns[at].invars
+        if isinstance(v, Var) and v not in made
+    ]
+    wanted += [v for _, v in ends if isinstance(v, Var) and v not in made]
+    again, sources = normal.recomputed(wanted, made)
+    sources.sort(key=lambda var: normal.inputs[var])
+    eqns = [normal.flat.eqns[at] for at in sorted(steps | again)]
+    reads = [normal.inputs[var] for var in sources]
+    reads += [Ref(Role.INPUT, k) for k in range(len(given))]
+    program = _program([*sources, *given], [v for _, v in ends], eqns, reads, [r for r, _ in ends])
+    return ForwardStage(stage, program, tuple(partition.layers(stage)))
+
+
+def _program(
+    invars: Sequence[Var],
+    outvars: Sequence[compat.Atom],
+    eqns: Sequence[JaxprEqn],
+    reads: Sequence[Ref],
+    writes: Sequence[Ref],
+) -> Program:
+    """The program, without inputs that nothing reads."""
+    used = {v for eqn in eqns for v in eqn.invars if isinstance(v, Var)}
+    used |= {v for v in outvars if isinstance(v, Var)}
+    kept = [(var, ref) for var, ref in zip(invars, reads) if var in used]
+    jaxpr = compat.new_jaxpr([var for var, _ in kept], outvars, eqns)
+    return Program(Kind.FORWARD, jaxpr, tuple(ref for _, ref in kept), tuple(writes))
+
+
+def _emits(
+    layered: LayeredLoss, partition: Partition, stage: int, given: Sequence[Var]
+) -> list[tuple[Ref, compat.Atom]]:
+    """What the stage returns: what it makes; the last also the loss and what needs no stage."""
+    home = _homes(layered, partition)
+    last = partition.num_stages - 1
+    found = []
+    for index, value in enumerate(layered.normal.flat.outvars[: layered.traced.num_emits]):
+        where = last if index == 0 or isinstance(value, Literal) else home.get(value, last)
+        if where == stage:
+            found.append((Ref(Role.EMIT, index), value))
+    return found
+
+
+def _check_state(
+    layered: LayeredLoss, stages: Sequence[ForwardStage], writers: Mapping[int, int]
+) -> None:
+    wrong = []
+    for leaf, writer in writers.items():
+        read = [s.index for s in stages if Ref(Role.STATE, leaf) in s.forward.reads]
+        if any(s != writer for s in read):
+            name = layered.traced.state.names[leaf]
+            wrong.append(f"{name} (written by stage {writer}, read by {read})")
+    if wrong:
+        raise CutError(
+            f"state crosses stages: {'; '.join(wrong)}. A state leaf must be read and written "
+            f"in one stage: move the cut, use fewer stages, or update it where it is read"
+        )

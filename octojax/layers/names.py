@@ -1,0 +1,97 @@
+"""Names of layers, from the key paths of the parameters that they multiply by."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from jax.extend.core import Var
+
+from octojax.jaxprs.count import is_heavy
+from octojax.layers import classify
+from octojax.layers.classify import Depends
+from octojax.layers.normalize import NormalLoss
+
+
+def name_layers(
+    normal: NormalLoss, depends: Mapping[Var, Depends], groups: Sequence[Sequence[int]]
+) -> list[tuple[str, str]]:
+    """A `(name, kind)` per group of equations. Names are unique; kinds are names without numbers.
+
+    The common path of the weights of the group's heavy equations, or of all its weights:
+    `layers.3.mlp`. Layers without weights are called after their last equation. Layers of one
+    kind have the same equations; where paths alike hide different ones, kinds get a letter.
+    """
+    names = [_name(normal, depends, group) for group in groups]
+    prints = [_fingerprint(normal, group) for group in groups]
+    return list(zip(_unique(names), _kinds(names, prints)))
+
+
+def _name(normal: NormalLoss, depends: Mapping[Var, Depends], group: Sequence[int]) -> str:
+    eqns = [normal.flat.eqns[at] for at in group]
+    heavy = [eqn for eqn in eqns if is_heavy(eqn) or eqn.primitive.name == "gather"]
+    for some in (heavy, eqns):
+        wanted = [
+            v
+            for eqn in some
+            for v in eqn.invars
+            if isinstance(v, Var) and not classify.of(depends, v).is_activation
+        ]
+        paths = [normal.units[u].name for u in normal.units_behind(wanted)]
+        if paths:
+            return common_path(paths)
+    return eqns[-1].primitive.name
+
+
+def common_path(paths: Sequence[str]) -> str:
+    """The longest dotted path that all begin with; of one leaf, the module that holds it.
+
+    `layers.0.mlp.up.kernel layers.0.mlp.down.kernel` -> `layers.0.mlp`
+    """
+    split = [path.split(".") for path in paths]
+    if len(split) == 1:
+        words = split[0]
+        return ".".join(words[:-1] if len(words) > 1 and not words[-1].isdigit() else words)
+    common = []
+    for words in zip(*split):
+        if len(set(words)) > 1:
+            break
+        common.append(words[0])
+    return ".".join(common) or "+".join(sorted({words[0] for words in split}))
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """The names, those that occur more than once with `/0`, `/1`, ... behind."""
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        number = seen.get(name, 0)
+        seen[name] = number + 1
+        found.append(f"{name}/{number}" if names.count(name) > 1 else name)
+    return found
+
+
+def _kinds(names: Sequence[str], prints: Sequence[str]) -> list[str]:
+    stems = [_stem(name) for name in names]
+    found: list[str] = []
+    known: dict[str, list[str]] = {}
+    for stem, shape in zip(stems, prints):
+        shapes = known.setdefault(stem, [])
+        if shape not in shapes:
+            shapes.append(shape)
+        at = shapes.index(shape)
+        found.append(stem if at == 0 else f"{stem}-{at + 1}")
+    return found
+
+
+def _stem(name: str) -> str:
+    words = [w for w in re.split(r"[.]", re.sub(r"\d+", "", name)) if w.strip("_")]
+    return ".".join(w.strip("_") for w in words) or name
+
+
+def _fingerprint(normal: NormalLoss, group: Sequence[int]) -> str:
+    """Primitives and shapes of the equations, without names."""
+    rows = []
+    for at in group:
+        eqn = normal.flat.eqns[at]
+        shapes = ",".join(str(v.aval) for v in (*eqn.invars, *eqn.outvars))
+        rows.append(f"{eqn.primitive.name}:{shapes}")
+    return ";".join(rows)

@@ -1,0 +1,103 @@
+"""A traced loss in the form that is cut: calls opened, stacks of layers apart, inputs named."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jax.extend.core import Var
+
+from octojax import compat
+from octojax.jaxprs.dataflow import needed_for
+from octojax.jaxprs.flat import FlatJaxpr
+from octojax.jaxprs.inline import inline_jits
+from octojax.layers import classify
+from octojax.layers.classify import Depends
+from octojax.stages.program import ParamUnit, Ref, Role
+from octojax.trace import TracedLoss
+
+
+@dataclass(frozen=True)
+class NormalLoss:
+    """Equations whose free variables are `inputs`: parameter units, state, batch leaves.
+
+    `units` cover every leaf of params, then of state, then the constants of the trace
+    (`ParamUnit.leaf` counts through all three), each leaf whole or in slices. Mutable state
+    leaves are no units; they are read as STATE.
+    """
+
+    flat: FlatJaxpr
+    inputs: Mapping[Var, Ref]
+    depends: Mapping[Var, Depends]  # of the inputs
+    units: tuple[ParamUnit, ...]
+    unit_avals: tuple[Any, ...]
+
+    @cached_property
+    def makers(self) -> Mapping[Var, int]:
+        """The equation that makes each value."""
+        return {v: at for at, eqn in enumerate(self.flat.eqns) for v in eqn.outvars}
+
+    def recomputed(
+        self, wanted: Iterable[Var], given: Collection[Var]
+    ) -> tuple[set[int], list[Var]]:
+        """The equations and the inputs that the wanted values take, where `given` are at hand."""
+        eqns: set[int] = set()
+        found: dict[Var, None] = {}
+        stack = list(wanted)
+        while stack:
+            var = stack.pop()
+            if var in given:
+                continue
+            if var in self.inputs:
+                found[var] = None
+                continue
+            at = self.makers[var]
+            if at not in eqns:
+                eqns.add(at)
+                stack += [x for x in self.flat.eqns[at].invars if isinstance(x, Var)]
+        return eqns, list(found)
+
+    def units_behind(self, wanted: Iterable[Var], given: Collection[Var] = ()) -> tuple[int, ...]:
+        """The parameter units that the wanted values are made of, ascending."""
+        refs = (self.inputs[var] for var in self.recomputed(wanted, given)[1])
+        return tuple(sorted(ref.index for ref in refs if ref.role is Role.PARAM))
+
+
+def normalize(traced: TracedLoss) -> NormalLoss:
+    """The loss with nested jits inlined and dead equations gone."""
+    flat = inline_jits(traced.flat)
+    sources = classify.sources(traced, flat)
+    return _name_inputs(traced, _without_dead(flat), sources)
+
+
+def _without_dead(flat: FlatJaxpr) -> FlatJaxpr:
+    needed = needed_for(flat.eqns, flat.outvars, keep_effects=True)
+    eqns = tuple(eqn for at, eqn in enumerate(flat.eqns) if at in needed)
+    return FlatJaxpr(flat.invars, flat.constvars, flat.constants, eqns, flat.outvars)
+
+
+def _name_inputs(traced: TracedLoss, flat: FlatJaxpr, depends: Mapping[Var, Depends]) -> NormalLoss:
+    """The loss with a role for each of its inputs; constants become units of their own."""
+    num_params, num_state = len(traced.params), len(traced.state)
+    state_end = num_params + num_state
+    units: list[ParamUnit] = []
+    avals: list[Any] = []
+    inputs: dict[Var, Ref] = {}
+
+    def unit(var: Var, leaf: int, name: str, trainable: bool) -> None:
+        inputs[var] = Ref(Role.PARAM, len(units))
+        units.append(ParamUnit(leaf, None, name, trainable))
+        avals.append(var.aval)
+
+    for at, var in enumerate(flat.invars):
+        if at < num_params:
+            unit(var, at, traced.params.names[at], compat.is_float(var.aval))
+        elif at >= state_end:
+            inputs[var] = Ref(Role.BATCH, at - state_end)
+        elif classify.is_read_only(traced, at - num_params):
+            unit(var, at, traced.state.names[at - num_params], False)
+        else:
+            inputs[var] = Ref(Role.STATE, at - num_params)
+    for k, var in enumerate(flat.constvars):
+        unit(var, state_end + k, f"constant.{k}", False)
+    return NormalLoss(flat, inputs, depends, tuple(units), tuple(avals))
