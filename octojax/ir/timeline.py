@@ -43,7 +43,8 @@ class RankSummary:
     """One rank's account. `busy_s + bubble_s` is the makespan.
 
     Boundary bubbles lie before the first and after the last action, residual ones between.
-    `peak_microbatches` counts live (stage, microbatch) activations, freed at B or W.
+    `peak_microbatches` counts live (stage, microbatch) activations from F's start, freed when
+    the input gradient (I or B) is done, `peak_microbatches_until_weight` when W or B is.
     """
 
     busy_s: float
@@ -52,6 +53,7 @@ class RankSummary:
     residual_bubble_s: float
     peak_microbatches: int
     peak_bytes: float
+    peak_microbatches_until_weight: int = 0
 
 
 @dataclass(frozen=True)

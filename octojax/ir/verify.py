@@ -125,7 +125,7 @@ def _counted(schedule: Schedule, stages: int, microbatches: int) -> Iterator[Fau
 def _cell(seen: dict[Action, list[Place]], stage: int, microbatch: int) -> Iterator[Fault]:
     has = {kind: Action(stage, kind, microbatch) for kind in Kind if kind.computes}
     there = {kind: seen[action][0] for kind, action in has.items() if action in seen}
-    near = next(iter(there.values()), None)
+    places = list(there.values())
     who = f"of stage {stage}, microbatch {microbatch}"
     backwards = [k for k in (Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD) if k in there]
     if not there:
@@ -133,7 +133,7 @@ def _cell(seen: dict[Action, list[Place]], stage: int, microbatch: int) -> Itera
         yield Fault(f"{names} are missing: there is nothing {who}")
         return
     if Kind.FORWARD not in there:
-        yield Fault(f"{has[Kind.FORWARD]} is missing: no forward {who}", near)
+        yield Fault(f"{has[Kind.FORWARD]} is missing: no forward {who}", places[0])
     if Kind.BACKWARD in there:
         for kind in backwards[1:]:
             yield Fault(
@@ -142,17 +142,17 @@ def _cell(seen: dict[Action, list[Place]], stage: int, microbatch: int) -> Itera
                 there[kind],
             )
     elif not backwards:
-        yield Fault(f"{has[Kind.BACKWARD]} is missing: no backward (B, or I and W) {who}", near)
+        yield Fault(f"{has[Kind.BACKWARD]} is missing: no backward (B, or I and W) {who}", places[-1])
     elif Kind.WEIGHT_GRAD not in there:
         yield Fault(
             f"{has[Kind.WEIGHT_GRAD]} is missing: {has[Kind.INPUT_GRAD]} makes only the input "
             f"gradient {who}",
-            near,
+            places[-1],
         )
     elif Kind.INPUT_GRAD not in there:
         yield Fault(
             f"{has[Kind.INPUT_GRAD]} is missing: {has[Kind.WEIGHT_GRAD]} needs what it keeps {who}",
-            near,
+            places[-1],
         )
 
 

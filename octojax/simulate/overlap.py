@@ -1,0 +1,43 @@
+"""How much of each transfer is hidden behind computation, compiled."""
+
+import numpy as np
+from numba import njit
+
+
+@njit(cache=True, nogil=True)
+def _first_after(end, low, high, when):
+    """Returns the first item in `low..high` that ends after `when`."""
+    while low < high:
+        middle = (low + high) // 2
+        if end[middle] > when:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@njit(cache=True, nogil=True)
+def both_busy(rank_start, start, end, sent, arrived, target, rank_of):
+    """Returns (items, 2): how long both ranks of each transfer compute while it is under way."""
+    overlap = np.zeros(sent.shape)
+    for i in range(len(start)):
+        for slot in range(2):
+            j = target[i, slot]
+            if j < 0:
+                continue
+            begin, stop = sent[i, slot], arrived[i, slot]
+            x_end, y_end = rank_start[rank_of[i] + 1], rank_start[rank_of[j] + 1]
+            x = _first_after(end, rank_start[rank_of[i]], x_end, begin)
+            y = _first_after(end, rank_start[rank_of[j]], y_end, begin)
+            total = 0.0
+            while x < x_end and y < y_end and start[x] < stop and start[y] < stop:
+                low = max(start[x], start[y], begin)
+                high = min(end[x], end[y], stop)
+                if high > low:
+                    total += high - low
+                if end[x] <= end[y]:
+                    x += 1
+                else:
+                    y += 1
+            overlap[i, slot] = total
+    return overlap
