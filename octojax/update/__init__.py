@@ -1,0 +1,23 @@
+"""The optimizer update across ranks.
+
+Any optax transformation is traced once over the user's whole tree and cut into one program per
+rank and phase; only small values (partial norms, flags) cross ranks between phases.
+"""
+
+from octojax.update.build import GRAD_NORM, build_update
+from octojax.update.plan import End, Role, UpdatePlan, UpdateProgram
+from octojax.update.run import ExchangeFunction, OptState, Places, Update, local_exchange
+
+__all__ = [
+    "GRAD_NORM",
+    "End",
+    "ExchangeFunction",
+    "OptState",
+    "Places",
+    "Role",
+    "Update",
+    "UpdatePlan",
+    "UpdateProgram",
+    "build_update",
+    "local_exchange",
+]

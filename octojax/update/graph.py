@@ -1,0 +1,213 @@
+"""A traced function as a flat list of operations over numbered values.
+
+Calls are inlined and every `cond` becomes its branches followed by selects, so that each
+operation can be placed on a rank by itself. A skipped branch cannot leak: `select_n` takes
+the chosen operand bit by bit, a NaN in the other one is not multiplied in.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
+
+Atom = int | Literal
+"""The number of a value, or a constant."""
+
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+}
+"""Call primitives that only group operations, with the parameter that holds their body."""
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """One operation: `outputs = primitive(inputs, params)`; `source` is the equation it was."""
+
+    primitive: Any
+    params: Mapping[str, Any]
+    inputs: tuple[Atom, ...]
+    outputs: tuple[int, ...]
+    source: Any = None
+
+    @property
+    def effectful(self) -> bool:
+        return bool(getattr(self.source, "effects", None))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Operations in dependence order. Values are numbers; the first ones are the inputs."""
+
+    num_inputs: int
+    ops: tuple[Op, ...]
+    outputs: tuple[Atom, ...]
+    avals: tuple[Any, ...]
+    """Per value, its shape and type."""
+
+    def producers(self) -> dict[int, int]:
+        """Returns for every computed value the position of its operation."""
+        return {value: at for at, op in enumerate(self.ops) for value in op.outputs}
+
+
+def flatten(closed: ClosedJaxpr) -> Graph:
+    """Returns the operations of `closed`, calls inlined, conds as selects, equal ones merged."""
+    builder = _Builder()
+    jaxpr = closed.jaxpr
+    inputs = [builder.value(var.aval) for var in jaxpr.invars]
+    outputs = builder.run(jaxpr, closed.consts, inputs)
+    return Graph(len(inputs), tuple(builder.ops), tuple(outputs), tuple(builder.avals))
+
+
+def nbytes(aval: Any) -> int:
+    """Returns the size of a value in bytes; a PRNG key counts its key words."""
+    itemsize = getattr(aval.dtype, "itemsize", 8)
+    return int(np.prod(aval.shape, dtype=np.int64)) * itemsize
+
+
+def emit(
+    ops: Sequence[Op],
+    avals: Sequence[Any],
+    inputs: Sequence[int],
+    finish: Callable[[Callable[[Atom], Any]], list[Any]],
+    widths: Sequence[int],
+    start: Callable[..., dict[int, Any]],
+) -> ClosedJaxpr:
+    """Returns a jaxpr that runs `ops` on `inputs` and returns what `finish(read)` makes.
+
+    Inputs of the jaxpr: a vector of bytes per entry of `widths`, of which `start(*vectors)`
+    makes values by number, then one value per number in `inputs`.
+    """
+
+    def run(*arguments: Any) -> list[Any]:
+        env = dict(start(*arguments[: len(widths)]))
+        env.update(zip(inputs, arguments[len(widths) :], strict=True))
+
+        def read(atom: Atom) -> Any:
+            return atom.val if isinstance(atom, Literal) else env[atom]
+
+        for op in ops:
+            bound = op.primitive.get_bind_params(op.params)
+            results = op.primitive.bind(*map(read, op.inputs), **bound)
+            if not op.primitive.multiple_results:
+                results = [results]
+            env.update(zip(op.outputs, results, strict=True))
+        return finish(read)
+
+    vectors = [jax.ShapeDtypeStruct((width,), np.uint8) for width in widths]
+    return jax.make_jaxpr(run)(*vectors, *(_struct(avals[value]) for value in inputs))
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+class _Builder:
+    """Collects operations while walking nested jaxprs; lives for one call of `flatten`."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self.avals: list[Any] = []
+        self._seen: dict[Any, tuple[int, ...]] = {}
+
+    def value(self, aval: Any) -> int:
+        self.avals.append(aval)
+        return len(self.avals) - 1
+
+    def run(self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Atom]) -> list[Atom]:
+        """Appends the operations of `jaxpr` and returns its outputs."""
+        env: dict[Any, Atom] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for var, const in zip(getattr(jaxpr, "constvars", ()), consts, strict=True):
+            env[var] = Literal(_host(const), var.aval)
+
+        def read(atom: Any) -> Atom:
+            return atom if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            operands = [read(x) for x in eqn.invars]
+            env.update(zip(eqn.outvars, self._equation(eqn, operands), strict=True))
+        return [read(x) for x in jaxpr.outvars]
+
+    def _equation(self, eqn: Any, operands: list[Atom]) -> Sequence[Atom]:
+        name = eqn.primitive.name
+        if name == "cond":
+            return self._cond(eqn, operands)
+        if name in _CALLS and _CALLS[name] in eqn.params:
+            return self._body(eqn.params[_CALLS[name]], operands)
+        outputs = [var.aval for var in eqn.outvars]
+        return self._append(eqn.primitive, eqn.params, operands, outputs, eqn)
+
+    def _body(self, body: Any, operands: Sequence[Atom]) -> list[Atom]:
+        inner = getattr(body, "jaxpr", body)
+        return self.run(inner, getattr(body, "consts", ()), operands)
+
+    def _cond(self, eqn: Any, operands: list[Atom]) -> list[Atom]:
+        index, *rest = operands
+        branches = eqn.params["branches"]
+        if isinstance(index, Literal):
+            at = min(max(int(index.val), 0), len(branches) - 1)
+            return self._body(branches[at], rest)
+        results = [self._body(branch, rest) for branch in branches]
+        chosen: list[Atom] = []
+        for var, *cases in zip(eqn.outvars, *results, strict=True):
+            if all(_key(case) == _key(cases[0]) for case in cases):
+                chosen.append(cases[0])
+            else:
+                chosen.append(self._select(index, cases, var.aval, eqn))
+        return chosen
+
+    def _select(self, index: int, cases: list[Atom], aval: Any, eqn: Any) -> int:
+        spread = [self._full(case, aval) for case in cases]
+        (output,) = self._append(jax.lax.select_n_p, {}, [index, *spread], [aval], eqn)
+        return output
+
+    def _full(self, case: Atom, aval: Any) -> Atom:
+        """A constant result of a branch as a value: `select_n` wants operands of one type."""
+        if not isinstance(case, Literal):
+            return case
+        value = np.asarray(case.val, aval.dtype)
+        return self._body(jax.make_jaxpr(lambda: jnp.broadcast_to(value, aval.shape))(), [])[0]
+
+    def _append(
+        self, primitive: Any, params: Any, inputs: list[Atom], avals: list[Any], source: Any
+    ) -> tuple[int, ...]:
+        op_effects = getattr(source, "effects", None)
+        try:
+            key = (primitive, tuple(sorted(params.items())), tuple(map(_key, inputs)))
+            known = None if op_effects else self._seen.get(key)
+        except TypeError:  # a parameter that has no hash or no order: never merged
+            key, known = None, None
+        if known is not None:
+            return known
+        outputs = tuple(self.value(aval) for aval in avals)
+        self.ops.append(Op(primitive, params, tuple(inputs), outputs, source))
+        if key is not None:
+            self._seen[key] = outputs
+        return outputs
+
+
+def _host(const: Any) -> Any:
+    """A constant free of devices, so that any rank may use it; PRNG keys stay as they are."""
+    if isinstance(const, jax.Array) and jnp.issubdtype(const.dtype, jax.dtypes.prng_key):
+        return const
+    return np.asarray(const)
+
+
+def _key(atom: Atom) -> Any:
+    """A hashable identity: the number of a value, or type and bits of a constant."""
+    if not isinstance(atom, Literal):
+        return atom
+    value = np.asarray(atom.val)
+    return (str(atom.aval), value.dtype.str, value.shape, value.tobytes())
