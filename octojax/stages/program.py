@@ -97,8 +97,8 @@ class Stage:
 
     With recompute, `forward` writes no residuals (but copies of STATE leaves that the
     recomputation reads again, which the next microbatch overwrites), `backward` and
-    `input_grad` rebuild them from PARAM, BATCH, INPUT, and `recompute` is the program of an explicit R action
-    (reads like F, writes RESIDUAL), after which `backward_after_recompute` and
+    `input_grad` rebuild them from PARAM, BATCH, INPUT, and `recompute` is the program of an
+    explicit R action (reads like F, writes RESIDUAL), after which `backward_after_recompute` and
     `input_grad_after_recompute` take them. Without, these three are None.
     `weight_grad` is None where I already makes every gradient.
     """

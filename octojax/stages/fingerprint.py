@@ -1,0 +1,108 @@
+"""Returns a name for what a program computes, equal for equal stages, so each compiles once.
+
+Names of variables and indices of ends do not count: layer 3's and layer 7's programs are one
+program if their layers have the same structure, shapes, types and literals.
+"""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+
+from octojax.stages.program import Program
+
+
+def fingerprint(program: Program) -> str:
+    """Returns the same 32 hexadecimal digits for programs that compute the same.
+
+    Kind and the roles of the ends count, their indices do not. The value is the same in every
+    process, except for callbacks that capture objects without a printable value.
+    """
+    parts = [program.kind.value]
+    parts += [ref.role.value for ref in (*program.reads, *program.writes)]
+    digest = hashlib.sha256()
+    for part in (*parts, *_jaxpr(program.jaxpr)):
+        digest.update(part.encode())
+        digest.update(b"\0")
+    return digest.hexdigest()[:32]
+
+
+def _jaxpr(closed: ClosedJaxpr | Jaxpr) -> Iterator[str]:
+    jaxpr = getattr(closed, "jaxpr", closed)
+    numbers: dict[Var, int] = {}
+
+    def bind(variables: Iterable[Var]) -> Iterator[str]:
+        for v in variables:
+            numbers[v] = len(numbers)
+            yield _aval(v.aval)
+
+    def read(atom) -> str:
+        return (
+            _value(atom.val) + _aval(atom.aval) if isinstance(atom, Literal) else str(numbers[atom])
+        )
+
+    yield "jaxpr"
+    yield from bind(jaxpr.constvars)
+    yield from map(_value, getattr(closed, "consts", ()))
+    yield from bind(jaxpr.invars)
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        yield from map(read, eqn.invars)
+        yield from _params(eqn.params)
+        yield from bind(eqn.outvars)
+    yield "outputs"
+    yield from map(read, jaxpr.outvars)
+
+
+def _aval(aval) -> str:
+    sharding = getattr(aval, "sharding", None)
+    weak = getattr(aval, "weak_type", False)
+    return f"{aval.str_short()}{'*' if weak else ''}{getattr(sharding, 'spec', '')}"
+
+
+def _params(params: Mapping) -> Iterator[str]:
+    for key in sorted(params):
+        yield key
+        yield from _param(params[key])
+
+
+def _param(value) -> Iterator[str]:
+    if isinstance(value, ClosedJaxpr | Jaxpr):
+        yield from _jaxpr(value)
+    elif isinstance(value, tuple | list) and type(value) in (tuple, list):
+        yield f"({len(value)}"
+        for item in value:
+            yield from _param(item)
+    elif isinstance(value, Mapping):
+        yield from _params({str(k): v for k, v in value.items()})
+    elif isinstance(value, functools.partial):
+        yield from _param((value.func, value.args, value.keywords))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield type(value).__qualname__
+        for field in dataclasses.fields(value):
+            yield from _param(getattr(value, field.name))
+    elif callable(value) and hasattr(value, "__code__"):
+        yield from _function(value)
+    else:
+        yield _value(value)
+
+
+def _function(function: Callable) -> Iterator[str]:
+    """A function counts by its code and by the values that it captured."""
+    code = function.__code__
+    yield f"{function.__module__}.{function.__qualname__}"
+    yield hashlib.sha256(code.co_code).hexdigest()
+    yield repr([c for c in code.co_consts if not hasattr(c, "co_code")])
+    for cell in function.__closure__ or ():
+        yield from _param(cell.cell_contents)
+    yield from _param(function.__defaults__ or ())
+
+
+def _value(value) -> str:
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        data = np.asarray(value)
+        return f"{data.dtype}{data.shape}{hashlib.sha256(data.tobytes()).hexdigest()}"
+    return f"{type(value).__qualname__}:{value!r}"
