@@ -10,7 +10,8 @@ hidden in a hill between two borders is cut further only if more layers are aske
 hill holds a large share of the model (a U-Net, whose skips make one hill of everything).
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 TOLERANCE = 1.1  # widths within this factor are equal: a scalar more does not matter
@@ -52,8 +53,8 @@ def find_borders(steps: Sequence[Step], min_layers: int = 1) -> tuple[int, ...]:
     marks = _marks(steps)
     candidates = _candidates(steps)
     borders = set(marks)
-    for segment in _segments(len(steps), borders):
-        borders |= _visible(steps, _within(candidates, segment))
+    for segment in _segments(len(steps), marks):
+        borders |= _visible(steps, candidates, segment, marks)
     borders -= _between_embeddings(steps, borders, marks)
     borders = _cut_large(steps, candidates, borders)
     return tuple(sorted(_refine(steps, candidates, borders, min_layers)))
@@ -88,11 +89,17 @@ def _narrowest(steps: Sequence[Step], start: int, stop: int) -> int:
     return position
 
 
-def _visible(steps: Sequence[Step], candidates: Sequence[int]) -> set[int]:
-    """The candidates with nothing narrower before them, or nothing narrower behind them."""
+def _visible(
+    steps: Sequence[Step], candidates: Sequence[int], segment: Segment, ends: Set[int] = frozenset()
+) -> set[int]:
+    """The candidates in a segment with nothing narrower before them, or nothing behind them.
+
+    The ends of the segment count where they are in `ends`.
+    """
+    inner = _within(candidates, segment)
     found: set[int] = set()
-    for order in (candidates, candidates[::-1]):
-        least = float("inf")
+    for order, end in ((inner, segment.start - 1), (inner[::-1], segment.stop - 1)):
+        least = steps[end].live_bytes if end in ends else math.inf
         for p in order:
             least = min(least, steps[p].live_bytes)
             if steps[p].live_bytes <= least * TOLERANCE:
@@ -120,7 +127,7 @@ def _cut_large(steps: Sequence[Step], candidates: Sequence[int], borders: set[in
         weighty = sum(step.heavy and step.reads_params for step in inside)
         if weighty < LARGE_COUNT or sum(x.work for x in inside) < LARGE_SHARE * total:
             continue
-        found = _visible(steps, _within(candidates, segment))
+        found = _visible(steps, candidates, segment)
         borders = borders | found
         if found:
             queue += [x for x in _segments(len(steps), borders) if _inside(x, segment)]

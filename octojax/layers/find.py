@@ -10,13 +10,12 @@ from octojax.errors import LossError
 from octojax.ir.graph import Layer, LayerGraph
 from octojax.jaxprs.count import is_heavy, operations
 from octojax.layers import classify
+from octojax.layers.boundary import MARK
 from octojax.layers.borders import Step, find_borders
 from octojax.layers.classify import Depends
 from octojax.layers.names import name_layers
 from octojax.layers.normalize import NormalLoss, normalize
 from octojax.trace import TracedLoss
-
-MARK = "octopipe.boundary"
 
 
 @dataclass(frozen=True)
