@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import sys
 
-import click
 import typer
 
 from octojax.errors import OctoPipeError
@@ -22,6 +21,9 @@ COMMANDS = (
     "emulate",
 )
 """In the order that `octopipe --help` lists them."""
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[2]  # type: ignore[assignment]
+# ClickException: click's own, or that of the copy of click inside newer versions of typer.
 
 
 def build() -> typer.Typer:
@@ -45,15 +47,15 @@ def build() -> typer.Typer:
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; mistakes go to standard error with exit code 2."""
     try:
-        build()(args=arguments, standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
+        code = build()(args=arguments, standalone_mode=False)
+    except _UsageError as error:
+        error.show()  # type: ignore[attr-defined]
         sys.exit(2)
     except (OctoPipeError, ValueError, OSError) as error:
         print(f"octopipe: {error}", file=sys.stderr)
         sys.exit(2)
-    except (click.exceptions.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         sys.exit(stop.exit_code)
-    sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -20,7 +20,8 @@ class ActionSpan:
 class TransferSpan:
     """One value sent from rank to rank: the output `F` of a stage, or the gradient `B` for it.
 
-    `stage` is the sending stage. `overlap_s` is how long both ranks computed meanwhile.
+    `stage` is the sending stage. `overlap_s` is how long both ranks computed meanwhile,
+    `sender_overlap_s` how long the sender did, whatever the receiver was doing.
     """
 
     source: int
@@ -32,6 +33,7 @@ class TransferSpan:
     end_s: float
     nbytes: float = 0.0
     overlap_s: float = 0.0
+    sender_overlap_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -69,8 +71,15 @@ class Timeline:
 
     @property
     def overlapped(self) -> int:
-        """Transfers hidden behind computation at least in part (TABLE III's #overlap)."""
+        """Transfers hidden behind computation of both their ranks, at least in part."""
         return sum(t.overlap_s > 0 for t in self.transfers)
+
+    @property
+    def sender_overlapped(self) -> int:
+        """Transfers whose sender goes on computing: "can overlap with subsequent computation"
+        (the paper's section V), and so the nearest to the #Overlap of its TABLE III.
+        """
+        return sum(t.sender_overlap_s > 0 for t in self.transfers)
 
     @property
     def bubble_ratio(self) -> float:
@@ -88,5 +97,6 @@ class Timeline:
                 "count": len(self.transfers),
                 "overlapped": self.overlapped,
                 "overlap_s": sum(t.overlap_s for t in self.transfers),
+                "sender_overlapped": self.sender_overlapped,
             },
         }

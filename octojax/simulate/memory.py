@@ -111,7 +111,21 @@ def rank_streams(items, rank_start, nbytes, change, start, end, sent, arrived, t
                 else:
                     bounds[outward + 1] += 1
                     bounds[inward + 1] += 1
+    for s in range(num_ranks * width):
+        sort_stream(when, amount, bounds[s], bounds[s + 1])
     return when, amount, bounds
+
+
+@njit(cache=True, nogil=True)
+def sort_stream(when, amount, low, high):
+    """Sorts one stream in place. Only lowered tables, which may send out of order, need it."""
+    for i in range(low + 1, high):
+        time, size = when[i], amount[i]
+        j = i - 1
+        while j >= low and when[j] > time:
+            when[j + 1], amount[j + 1] = when[j], amount[j]
+            j -= 1
+        when[j + 1], amount[j + 1] = time, size
 
 
 @njit(cache=True, nogil=True)

@@ -35,9 +35,9 @@ def duration_s(
     seconds, transfers = 0.0, 0
     for action in actions_of(item):
         seconds += costs.seconds[action.stage, KINDS.index(action.kind)]
-        if action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and costs.recompute[action.stage]:
-            if Action(action.stage, Kind.RECOMPUTE, action.microbatch) not in explicit:
-                seconds += costs.forward_s[action.stage]
+        rebuilds = action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and costs.recompute[action.stage]
+        if rebuilds and Action(action.stage, Kind.RECOMPUTE, action.microbatch) not in explicit:
+            seconds += costs.forward_s[action.stage]
         transfers += received(action, rank, owner) is not None
         transfers += sent(action, rank, owner) is not None
     return seconds / machine.speed(rank) + transfers * machine.host_cost_s

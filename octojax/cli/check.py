@@ -1,0 +1,58 @@
+"""`octopipe check`: is this schedule complete, and can it run?"""
+
+from typing import Annotated
+
+import typer
+
+from octojax.cli.read import read_profile, read_schedule
+from octojax.errors import PlanError
+
+
+def command(
+    file: Annotated[str, typer.Argument(help="A schedule (CSV) or a plan (JSON).")],
+    microbatches: Annotated[
+        int | None, typer.Option(help="How many microbatches must be there.", min=1)
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="A profile (JSON): check a plan's memory against it.")
+    ] = None,
+) -> None:
+    """Check a schedule: nothing missing, doubled, misplaced, cyclic or undeliverable.
+
+    Exit code 0 if all is well; 1 with what is wrong and where; 2 if the file cannot be read.
+    """
+    try:
+        text = _report(file, microbatches, profile)
+    except PlanError as error:
+        typer.echo(f"{file}: {error}")
+        raise typer.Exit(1) from None
+    typer.echo(text)
+
+
+def _report(file: str, microbatches: int | None, profile: str | None) -> str:
+    from octojax.ir import Plan
+    from octojax.ir.lowering import transfers_of, without_transfers
+    from octojax.ir.verify import verify
+
+    found = read_schedule(file)
+    verify(found, microbatches)
+    schedule = found.schedule if isinstance(found, Plan) else found
+    bare = without_transfers(schedule)
+    actions = sum(1 for _ in bare.actions())
+    how = "deliverable under rendezvous" if schedule.has_transfers else "crossing ranks"
+    lines = [
+        f"{file}: ok: {bare.num_ranks} ranks, {bare.num_stages} stages, "
+        f"{bare.num_microbatches} microbatches, {actions} actions, "
+        f"{len(transfers_of(bare))} transfers {how}"
+    ]
+    if profile is not None:
+        if not isinstance(found, Plan):
+            raise ValueError(
+                f"--profile needs a plan (JSON), and {file} is a bare schedule: "
+                f"it does not say which layers form a stage"
+            )
+        from octojax.simulate.capacity import check_capacity
+
+        check_capacity(found, read_profile(profile))
+        lines.append("every rank's peak is within its memory")
+    return "\n".join(lines)

@@ -1,0 +1,87 @@
+"""`octopipe simulate`: how long a step takes, where ranks idle, what they hold."""
+
+import json
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from octojax.cli.read import read_profile, read_schedule
+
+
+def command(
+    file: Annotated[str, typer.Argument(help="A schedule (CSV) or a plan (JSON).")],
+    costs: Annotated[
+        str | None,
+        typer.Option(help="F,I,W[,B]: costs of every stage; B is I + W if left out."),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="A profile (JSON) with layer costs and the machine.")
+    ] = None,
+    latency: Annotated[
+        float | None, typer.Option(help="Seconds of latency of every transfer.", min=0.0)
+    ] = None,
+    blocking: Annotated[
+        bool, typer.Option("--blocking", help="Transfers occupy both ranks (rendezvous).")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Simulate a schedule or plan; without costs, F = I = W = 1 and B = 2."""
+    from octojax.ir import Machine, Plan
+    from octojax.simulate import StageCosts, simulate
+
+    if costs is not None and profile is not None:
+        raise ValueError("give either --costs or --profile, not both")
+    found = read_schedule(file)
+    stages = found.num_stages
+    if profile is not None:
+        given: Any = read_profile(profile)
+        machine = given.machine
+    else:
+        given = StageCosts.unit(stages, *parse_costs(costs or "1,1,1,2"))
+        machine = Machine()
+    if latency is not None:
+        machine = replace(machine, latency_s=latency, inter_latency_s=None)
+    timeline = simulate(found, given, machine, "blocking" if blocking else "async")
+    if as_json:
+        typer.echo(json.dumps(timeline.to_json(), indent=1))
+        return
+    schedule = found.schedule if isinstance(found, Plan) else found
+    typer.echo(
+        f"{file}: {schedule.num_ranks} ranks, {stages} stages, "
+        f"{schedule.num_microbatches} microbatches"
+    )
+    typer.echo(table(timeline.to_json(), timeline.bubble_ratio))
+
+
+def parse_costs(text: str) -> tuple[float, ...]:
+    """Returns F, I, W and, if given, B. Raises `ValueError` for anything else."""
+    words = text.split(",")
+    try:
+        values = tuple(float(word) for word in words)
+    except ValueError:
+        values = ()
+    if len(values) not in (3, 4) or not all(0 <= v < float("inf") for v in values):
+        raise ValueError(
+            f"--costs {text!r}: expected three or four numbers >= 0, F,I,W or F,I,W,B, "
+            f"such as 1,1,1 or 10,12,8,20"
+        )
+    return values
+
+
+def table(result: dict[str, Any], bubble_ratio: float) -> str:
+    """Returns the account of every rank as text. `result` is `Timeline.to_json()`."""
+    transfers = result["transfers"]
+    lines = [
+        f"makespan {result['makespan_s']:.6g} s, bubble ratio {bubble_ratio:.4f}, "
+        f"{transfers['count']} transfers, {transfers['overlapped']} overlapped by both ranks' "
+        f"computation ({transfers['sender_overlapped']} by the sender's)",
+        "rank       busy     bubble   boundary   residual  live until I  until W    peak GiB",
+    ]
+    for rank, x in enumerate(result["ranks"]):
+        lines.append(
+            f"{rank:4d} {x['busy_s']:10.6g} {x['bubble_s']:10.6g} {x['boundary_bubble_s']:10.6g} "
+            f"{x['residual_bubble_s']:10.6g} {x['peak_microbatches']:13d} "
+            f"{x['peak_microbatches_until_weight']:8d} {x['peak_bytes'] / (1 << 30):11.3f}"
+        )
+    return "\n".join(lines)
