@@ -4,9 +4,10 @@ Supported: JAX 0.10.2 to 0.12. Differences met, old | new:
     ClosedJaxpr wraps a Jaxpr (0.10)  | ClosedJaxpr is Jaxpr, which holds its constants (0.12)
     a nested jit is called "pjit"     | "jit" (since 0.7)
     a remat equation is "checkpoint"  | "remat2" or "remat"
+    a scan counts its operands        | describes them with flat trees `ft_in`, `ft_out` (0.12)
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -92,3 +93,30 @@ def copy_to(
     except (ImportError, AttributeError):
         return lambda values: jax.device_put(list(values), list(shardings))
     return lambda values: batched(list(values), devices, places, always)
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """The numbers of constants and of carried values among a scan equation's operands.
+
+    0.10 has them as `num_consts` and `num_carry`; 0.12 packs the operands in a flat tree.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def scan_params(
+    params: Mapping[str, Any], consts: int, carry: int, xs: int, ys: int
+) -> dict[str, Any]:
+    """A scan equation's parameters with other numbers of operands and results."""
+    if "num_consts" in params:
+        changed = {"num_consts": consts, "num_carry": carry}
+        if "linear" in params:
+            changed["linear"] = (False,) * (consts + carry + xs)
+        return {**params, **changed}
+    from jax._src import flattree
+
+    inputs = tuple(flattree.nones(n) for n in (consts, carry, xs))
+    outputs = tuple(flattree.nones(n) for n in (carry, ys))
+    return {**params, "ft_in": flattree.pack(inputs), "ft_out": flattree.pack(outputs)}
