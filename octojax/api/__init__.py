@@ -1,0 +1,1 @@
+"""What users call: decorate, compile, step."""

@@ -1,0 +1,363 @@
+"""A loss cut into a pipeline: the core under `compile` and `value_and_grad`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
+
+from octojax import compat
+from octojax.api.options import Options
+from octojax.api.planning import choose_schedule, given_schedule, make_plan
+from octojax.errors import PlanError
+from octojax.executor.engine import Engine, Model, Results
+from octojax.executor.lower import Lowered, lower
+from octojax.executor.transports import transport
+from octojax.executor.work import forwards_only
+from octojax.frontends import PureLoss
+from octojax.ir import Plan, Schedule
+from octojax.layers.cut import StagedLoss, cut_stages
+from octojax.layers.find import LayeredLoss, find_layers
+from octojax.layers.state import StateKind
+from octojax.mesh import PipelineMesh, pipeline_mesh
+from octojax.programs.build import compile_all
+from octojax.programs.microbatch import Microbatches, plan_microbatches
+from octojax.programs.recipe import raw, stored, unstored
+from octojax.stages.differentiate import differentiate
+from octojax.stages.fingerprint import fingerprint
+from octojax.stages.program import Ref, Role, Stage
+from octojax.trace import path_name, trace_loss
+
+
+@dataclass(frozen=True)
+class Held:
+    """Everything that a pipelined loss keeps on devices between steps.
+
+    `units[u]` is parameter unit u on its owner's devices (PRNG keys as integers), `copies[i]`
+    what other holders keep, by refresh; `carried` are leaves of module state by number, on
+    their stage's rank; `counters[i]` are local rank i's.
+    """
+
+    units: tuple[jax.Array, ...]
+    copies: tuple[tuple[jax.Array, ...], ...]
+    carried: Mapping[int, jax.Array]
+    counters: tuple[tuple[jax.Array, ...], ...]
+
+
+jax.tree_util.register_dataclass(
+    Held, data_fields=["units", "copies", "carried", "counters"], meta_fields=[]
+)
+
+
+@dataclass(frozen=True)
+class Runner:
+    """An engine, and where in `units + copies` each local rank's parameters stand."""
+
+    engine: Engine
+    sources: list[list[int]]
+
+
+class PipelinedLoss:
+    """`pure` cut into stages by a plan, for batches like `batch`. Compiles on first use.
+
+    Raises before anything is launched: `MeshError`, `PlanError`, `ScheduleError`, `CutError`,
+    `LossError` or `ValueError`, each with the numbers and the remedy.
+    """
+
+    def __init__(self, pure: PureLoss, batch: Any, options: Options, mesh: Any = None) -> None:
+        self.pure, self.options = pure, options
+        table = given_schedule(options)
+        ranks = table.num_ranks if table is not None and mesh is None else None
+        self.mesh: PipelineMesh = pipeline_mesh(mesh, options.axis, ranks)
+        count = options.microbatches or (table.num_microbatches if table is not None else 1)
+        paths, self.batch_tree = jax.tree_util.tree_flatten_with_path(batch)
+        self.batch: Microbatches = plan_microbatches(
+            [leaf for _, leaf in paths],
+            [path_name(path) or "the batch" for path, _ in paths],
+            count,
+            self.mesh.data_size,
+        )
+        self.schedule: Schedule = choose_schedule(options, self.mesh.num_ranks, count)
+        layered = self._layers(0)
+        self.plan: Plan = make_plan(options, self.schedule, layered.graph)
+        self.layers = layered.graph
+        self.staged: StagedLoss = cut_stages(layered, self.plan.partition)
+        self.stages: tuple[tuple[Stage, ...], ...] = self._stages()
+        self._check_state()
+        self.lowered: Lowered = self._lower(self.schedule)
+        self.compilations = 0
+        self._zero_gradients: dict[int, jax.Array] = {}
+
+    # ------------------------------------------------------------------ cutting
+
+    def _layers(self, microbatch: int, min_layers: int | None = None) -> LayeredLoss:
+        shapes = self.batch_tree.unflatten(self.batch.shapes(microbatch))
+        traced = trace_loss(self.pure.fn, self.pure.params, shapes, self.pure.state)
+        return find_layers(traced, min_layers or self.schedule.num_stages)
+
+    def _stages(self) -> tuple[tuple[Stage, ...], ...]:
+        """The stages of every microbatch; equal sizes share them."""
+        recompute = self.plan.recomputes
+        by_size: dict[int, tuple[Stage, ...]] = {}
+        for microbatch, size in enumerate(self.batch.sizes):
+            if size in by_size:
+                continue
+            staged = self.staged
+            if microbatch:
+                layered = self._layers(microbatch)
+                staged = cut_stages(layered, self.plan.partition)
+                if staged.units != self.staged.units:
+                    raise PlanError(
+                        f"the loss of {size} rows has other parameters or constants than the "
+                        f"loss of {self.batch.sizes[0]}. Choose microbatches that divide the "
+                        f"{self.batch.num_rows} rows of the batch"
+                    )
+            by_size[size] = differentiate(staged.forwards, self._trainable, recompute)
+        return tuple(by_size[size] for size in self.batch.sizes)
+
+    @cached_property
+    def _trainable(self) -> frozenset[int]:
+        """Units that are differentiated: floating leaves of the parameters."""
+        num = len(self.staged.traced.params)
+        return frozenset(
+            u
+            for u, unit in enumerate(self.staged.units)
+            if unit.leaf < num and compat.is_float(self.staged.unit_avals[u])
+        )
+
+    def _check_state(self) -> None:
+        carried = [s for s in self.staged.state if s.kind is StateKind.CARRIED]
+        shared = [
+            s.name
+            for s in carried
+            if s.stage is not None and len(self.plan.placement.stages[s.stage]) > 1
+        ]
+        if shared:
+            raise PlanError(
+                f"module state {', '.join(shared)} is carried from microbatch to microbatch, but "
+                f"its stage is held by two ranks, which see different microbatches. Use a "
+                f"schedule that holds each stage once, or take the state out of the model"
+            )
+        if carried and self.mesh.data_size > 1:
+            raise PlanError(
+                f"module state {', '.join(s.name for s in carried)} is carried from microbatch "
+                f"to microbatch and would differ between the {self.mesh.data_size} devices of "
+                f"the data axis. Use a mesh without a data axis, or take the state out of the model"
+            )
+
+    def _lower(self, schedule: Schedule) -> Lowered:
+        return lower(schedule, self.stages, len(self.staged.units), fingerprint, self.batch.layouts)
+
+    # ------------------------------------------------------------------ engines
+
+    @cached_property
+    def _model(self) -> Model:
+        counters = self.staged.counters
+        fixed = tuple(Ref(Role.STATE, leaf) for leaf in counters.leaves)
+        reads = (*counters.reads, *(ref for ref in fixed if ref not in counters.reads))
+        avals = tuple(
+            self.staged.state[r.index].aval
+            if r.role is Role.STATE
+            else self.staged.unit_avals[r.index]
+            for r in reads
+        )
+        if not counters.leaves:
+            return Model(self.staged.unit_avals)
+        function = jaxpr_as_fun(counters.jaxpr)
+        used = len(counters.reads)
+        return Model(
+            self.staged.unit_avals,
+            counters.leaves,
+            reads,
+            avals,
+            lambda *values: function(*values[:used]),
+        )
+
+    def _runner(self, lowered: Lowered) -> "Runner":
+        make = transport(self.options.transport, self.options.timeout_s)
+        engine = Engine(lowered, self.mesh, self.batch, self._model, make)
+        compiled = compile_all(engine.jobs(), self.options.progress)
+        self.compilations += len(compiled)
+        engine.ready(compiled)
+        return Runner(engine, self._sources(engine))
+
+    @cached_property
+    def trainer(self) -> "Runner":
+        """The training step's engine, compiled."""
+        return self._runner(self.lowered)
+
+    @cached_property
+    def evaluator(self) -> "Runner":
+        """The engine of forwards alone, compiled."""
+        return self._runner(self._lower(forwards_only(self.schedule)))
+
+    # ------------------------------------------------------------------ values on devices
+
+    @cached_property
+    def owners(self) -> tuple[int, ...]:
+        """The rank that keeps each unit; those that no stage reads are on rank 0."""
+        return tuple(max(0, owner) for owner in self.lowered.step.owners)
+
+    def flat_params(self, params: Any, state: Any) -> list[Any]:
+        """Returns the value of every unit: a leaf, or its slice."""
+        leaves = [*jax.tree.leaves(params), *jax.tree.leaves(state), *self.staged.constants]
+        return [
+            leaves[unit.leaf] if unit.index is None else leaves[unit.leaf][unit.index]
+            for unit in self.staged.units
+        ]
+
+    def place(self, params: Any, state: Any) -> Held:
+        """Returns parameters and module state on the devices of their ranks."""
+        state_leaves = jax.tree.leaves(state)
+        units = [raw(jnp.asarray(x)) for x in self.flat_params(params, state)]
+        ranks = self.mesh.ranks
+        owned = tuple(
+            _fresh(unit, ranks[owner].replicated)
+            for unit, owner in zip(units, self.owners, strict=True)
+        )
+        carried = {
+            leaf.index: _fresh(
+                raw(jnp.asarray(state_leaves[leaf.index])), ranks[self._home(leaf.stage)].replicated
+            )
+            for leaf in self.staged.state
+            if leaf.kind is StateKind.CARRIED
+        }
+        counted = [
+            units[ref.index]
+            if ref.role is Role.PARAM
+            else raw(jnp.asarray(state_leaves[ref.index]))
+            for ref in self._model.count_reads
+        ]
+        counters = tuple(
+            tuple(_fresh(x, ranks[rank].replicated) for x in counted)
+            for rank in self.mesh.local_ranks
+        )
+        return Held(owned, self.copies(owned), carried, counters)
+
+    def _home(self, stage: int | None) -> int:
+        return self.plan.placement.stages[stage or 0][0]
+
+    def copies(self, units: Sequence[jax.Array]) -> tuple[tuple[jax.Array, ...], ...]:
+        return tuple(map(tuple, self.trainer.engine.refresh(units)))
+
+    def _sources(self, engine: Engine) -> list[list[int]]:
+        """Per local rank, where its parameters stand in `units + copies`."""
+        at = len(self.staged.units)
+        copies: dict[tuple[int, int], int] = {}
+        for transfer in self.lowered.step.transfers:
+            if transfer.kind != "P":
+                continue
+            for value in transfer.values:
+                if transfer.target in self.mesh.local_ranks:
+                    copies[transfer.target, value.index] = at
+                    at += 1
+        return [
+            [copies.get((program.rank, unit), unit) for unit in program.params]
+            for program in engine.ranks
+        ]
+
+    def run(self, runner: "Runner", held: Held, batch: Any) -> tuple[Results, Any, Any]:
+        """Returns what an engine made of a batch, with loss and aux taken out of it."""
+        leaves = self.batch_leaves(batch)
+        flat = [*held.units, *chain.from_iterable(held.copies)]
+        params = [[flat[i] for i in where] for where in runner.sources]
+        states = [held.carried] * len(runner.sources)
+        results = runner.engine.run(params, states, held.counters, leaves)
+        emits = [results.emits[e] for e in range(self.staged.traced.num_emits)]
+        return results, emits[0], self.staged.traced.aux.unflatten(emits[1:])
+
+    def batch_leaves(self, batch: Any) -> list[Any]:
+        leaves, tree = jax.tree.flatten(batch)
+        if tree != self.batch_tree:
+            raise ValueError(
+                f"this batch has the structure {tree}, the step was compiled for {self.batch_tree}"
+            )
+        self.batch.check(leaves)
+        return leaves
+
+    def next_state(self, held: Held, results: Results) -> tuple[Mapping[int, jax.Array], Any]:
+        """Returns carried leaves and counters as the step left them."""
+        model = self._model
+        places = [model.count_reads.index(Ref(Role.STATE, leaf)) for leaf in model.counters]
+        counters = []
+        for old, new in zip(held.counters, results.counters, strict=True):
+            values = list(old)
+            for place, value in zip(places, new, strict=True):
+                values[place] = value
+            counters.append(tuple(values))
+        return {**held.carried, **results.state}, tuple(counters)
+
+    # ------------------------------------------------------------------ back to the user's trees
+
+    def filled(self, results: Results) -> list[jax.Array]:
+        """Returns a gradient for every unit: zeros where the loss does not depend on it."""
+        return [
+            self._zeros(unit) if gradient is None else gradient
+            for unit, gradient in enumerate(results.gradients)
+        ]
+
+    def _zeros(self, unit: int) -> jax.Array:
+        if unit not in self._zero_gradients:
+            aval = stored(self.staged.unit_avals[unit])
+            where = self.mesh.ranks[self.owners[unit]].replicated
+            self._zero_gradients[unit] = jax.device_put(jnp.zeros(aval.shape, aval.dtype), where)
+        return self._zero_gradients[unit]
+
+    def gathered(self, held: Held, state: bool = False) -> Any:
+        """Returns the parameters, or module state, of `held` in the user's tree on one device."""
+        where = self.mesh.ranks[0].replicated
+        traced = self.staged.traced
+        avals = self.staged.unit_avals
+        units = [
+            unstored(_fresh(x, where), aval) for x, aval in zip(held.units, avals, strict=True)
+        ]
+        found = self.tree(units, state)
+        if not state:
+            return found
+        leaves = jax.tree.leaves(found, is_leaf=lambda x: x is None)
+        counted = dict(zip(self._model.count_reads, held.counters[0], strict=True))
+        for leaf in self.staged.state:
+            if leaf.kind is StateKind.READ_ONLY:
+                continue
+            value = held.carried.get(leaf.index)
+            value = counted[Ref(Role.STATE, leaf.index)] if value is None else value
+            leaves[leaf.index] = unstored(_fresh(value, where), leaf.aval)
+        return traced.state.unflatten(leaves)
+
+    def tree(self, units: Sequence[Any], state: bool = False) -> Any:
+        """Returns values by unit as the user's tree of parameters (or of module state)."""
+        traced = self.staged.traced
+        leaves = traced.state if state else traced.params
+        first = len(traced.params) if state else 0
+        found: list[Any] = [None] * len(leaves)  # None: a leaf that is no unit (mutable state)
+        slices: dict[int, list[Any]] = {}
+        for value, unit in zip(units, self.staged.units, strict=True):
+            at = unit.leaf - first
+            if not 0 <= at < len(leaves):
+                continue
+            if unit.index is None:
+                found[at] = value
+            else:
+                slices.setdefault(at, []).append((unit.index, value))
+        for at, pieces in slices.items():
+            ordered = [value for _, value in sorted(pieces, key=lambda p: p[0])]
+            where = ordered[0].sharding
+            found[at] = jnp.stack([jax.device_put(x, where) for x in ordered])
+        return leaves.unflatten(found)
+
+
+def _fresh(value: Any, where: jax.sharding.Sharding) -> jax.Array:
+    """An array on `where` that shares no buffer with `value`, which the user may go on using."""
+    placed = jax.device_put(value, where)
+    return jnp.copy(placed) if placed is value or _aliases(placed, value) else placed
+
+
+def _aliases(a: jax.Array, b: Any) -> bool:
+    if not isinstance(b, jax.Array):
+        return True  # a NumPy array may be wrapped without a copy
+    pointers = [{s.data.unsafe_buffer_pointer() for s in x.addressable_shards} for x in (a, b)]
+    return not pointers[0].isdisjoint(pointers[1])

@@ -1,0 +1,195 @@
+"""`octopipe.compile` and the training step that it returns."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import optax
+
+from octojax.api.options import options_of
+from octojax.api.pipelined import Held, PipelinedLoss
+from octojax.api.reference import reference
+from octojax.api.report import StepReport, report
+from octojax.executor.engine import Results
+from octojax.frontends import adapt
+from octojax.ir import LayerGraph, Plan
+from octojax.update import GRAD_NORM, Places, Update, build_update
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Parameters, module state and optimizer state, each on its rank's devices; a pytree.
+
+    `step` counts the calls that made it. A step gives away the buffers of the state it gets.
+    """
+
+    held: Held
+    opt_state: Any
+    step: int
+
+
+jax.tree_util.register_dataclass(
+    TrainState, data_fields=["held", "opt_state"], meta_fields=["step"]
+)
+
+
+class TrainStep:
+    """A compiled pipeline step: `state, metrics = step(state, batch)`.
+
+    `metrics` are `loss` (mean over microbatches, weighted by their rows), `grad_norm` (over
+    all stages) and, where the loss returns any, `aux` (joined as `octojax.programs.finish`
+    says: floating scalars are averaged, integers summed, rows concatenated).
+    """
+
+    def __init__(self, loss: PipelinedLoss, optimizer: optax.GradientTransformation) -> None:
+        self.loss, self.optimizer = loss, optimizer
+
+    @property
+    def plan(self) -> Plan:
+        return self.loss.plan
+
+    @property
+    def layers(self) -> LayerGraph:
+        return self.loss.layers
+
+    @property
+    def report(self) -> StepReport:
+        """What was compiled, what crosses stages, what is kept."""
+        return report(self.loss)
+
+    # ------------------------------------------------------------------ training
+
+    def init(self, params: Any = None, state: Any = None) -> TrainState:
+        """Returns the first training state: the model's own values, or those given."""
+        pure = self.loss.pure
+        held = self.loss.place(
+            pure.params if params is None else params, pure.state if state is None else state
+        )
+        return TrainState(held, self._update.init(self._optimized(held.units)), 0)
+
+    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
+        """Returns the state after one optimizer step on `batch`, and the step's metrics."""
+        loss = self.loss
+        results, value, aux = loss.run(loss.trainer, state.held, batch)
+        carried, counters = loss.next_state(state.held, results)
+        new, opt_state, scalars = self._update.apply(
+            self._optimized(state.held.units), self._gradients(results), state.opt_state
+        )
+        units = list(state.held.units)
+        for unit, value_ in zip(self._trained, new, strict=True):
+            assert value_ is not None
+            units[unit] = value_
+        held = Held(tuple(units), loss.copies(units), carried, counters)
+        metrics = {"loss": value, "grad_norm": scalars[GRAD_NORM]}
+        if jax.tree.leaves(aux):
+            metrics["aux"] = aux
+        return TrainState(held, opt_state, state.step + 1), metrics
+
+    def evaluate(self, state: TrainState, batch: Any) -> dict[str, Any]:
+        """Returns `loss` and `aux` of a batch of the training batch's form; changes nothing."""
+        _, value, aux = self.loss.run(self.loss.evaluator, state.held, batch)
+        return {"loss": value, **({"aux": aux} if jax.tree.leaves(aux) else {})}
+
+    def value_and_grad(self, state: TrainState, batch: Any) -> tuple[jax.Array, Any, Any]:
+        """Returns `(loss, aux, grads)` without an update; gradients in the user's tree."""
+        results, value, aux = self.loss.run(self.loss.trainer, state.held, batch)
+        return value, aux, self.loss.tree(self.loss.filled(results))
+
+    def reference(self, state: TrainState, batch: Any) -> tuple[jax.Array, Any]:
+        """Returns `(loss, grads)` of the unpipelined model on one device, for comparison.
+
+        Rows, keys and module state of every microbatch are those of the pipeline.
+        """
+        params, module_state = self.params(state), self.module_state(state)
+        found = reference(self.loss.pure.fn, params, module_state, batch, self.loss.batch)
+        return found[0], found[2]
+
+    # ------------------------------------------------------------------ back to the user
+
+    def params(self, state: TrainState) -> Any:
+        """Returns the parameters as the user's tree, copied to the first rank's devices."""
+        return self.loss.gathered(state.held)
+
+    def module_state(self, state: TrainState) -> Any:
+        """Returns mutable and frozen module state as the front end's tree; None without any."""
+        return self.loss.gathered(state.held, state=True)
+
+    def model(self, state: TrainState) -> Any:
+        """Returns the user's model with the trained values.
+
+        An nnx module, linen variables, or the pytree of parameters, as it was given.
+        """
+        return self.loss.pure.merge(self.params(state), self.module_state(state))
+
+    # ------------------------------------------------------------------ the update
+
+    @cached_property
+    def _trained(self) -> tuple[int, ...]:
+        """The units that the optimizer sees: every leaf of the parameters, in their order."""
+        staged = self.loss.staged
+        num = len(staged.traced.params)
+        found = [u for u, unit in enumerate(staged.units) if unit.leaf < num]
+        return tuple(
+            sorted(found, key=lambda u: (staged.units[u].leaf, staged.units[u].index or 0))
+        )
+
+    def _optimized(self, units: Any) -> list[jax.Array]:
+        return [units[u] for u in self._trained]
+
+    @cached_property
+    def _update(self) -> Update:
+        loss, staged = self.loss, self.loss.staged
+        leaves: dict[int, list[Any]] = {}
+        for unit in self._trained:
+            leaves.setdefault(staged.units[unit].leaf, []).append(staged.unit_avals[unit])
+        tree = staged.traced.params.unflatten(
+            tuple(found) if len(found) > 1 or self._stacked(leaf) else found[0]
+            for leaf, found in sorted(leaves.items())
+        )
+        owners = [loss.owners[u] for u in self._trained]
+        plan = build_update(self.optimizer, tree, owners, loss.mesh.num_ranks)
+        here = set(loss.mesh.local_ranks)
+        places = Places(tuple(r.replicated if r.index in here else None for r in loss.mesh.ranks))
+        return Update(plan, places)
+
+    def _stacked(self, leaf: int) -> bool:
+        return any(u.leaf == leaf and u.index is not None for u in self.loss.staged.units)
+
+    def _gradients(self, results: Results) -> list[Any]:
+        filled = self.loss.filled(results)
+        return [filled[u] for u in self._trained]
+
+
+def compile(
+    model: Any,
+    loss_fn: Any,
+    optimizer: optax.GradientTransformation,
+    batch: Any,
+    *,
+    params: Any = None,
+    mesh: Any = None,
+    trainable: Any = None,
+    state: Any = None,
+    **options: Any,
+) -> TrainStep:
+    """Returns the training step of `model`, cut into a pipeline and compiled.
+
+    `model` is an nnx module (`loss_fn(model, batch)`), a linen module with `params=` its
+    variables (`loss_fn(variables, batch)`), or a pytree of parameters
+    (`loss_fn(params, batch)`; with `state=`, `loss_fn(params, state, batch)`). The loss returns
+    a scalar, or `(scalar, aux)`. `batch` is an example: arrays or shapes of the batch that the
+    step will get; axis 0 of every leaf but scalars is split into microbatches.
+
+    `mesh` has a pipeline axis (`axis="pipe"`); by default all devices form one. Further options
+    are those of `octojax.api.options.Options`: microbatches, schedule, plan, partition,
+    placement, chunks, recompute, transport, progress, ...; what is not given comes from
+    `@octopipe.pipeline` on the model's class.
+
+    Raises before anything is launched: see `octojax.errors`.
+    """
+    pure = adapt(model, loss_fn, params, trainable=trainable, state=state)
+    loss = PipelinedLoss(pure, batch, options_of(model, **options), mesh)
+    step = TrainStep(loss, optimizer)
+    _ = step._update, loss.trainer
+    return step

@@ -1,0 +1,363 @@
+"""A lowered step on real devices: compiles its programs, then runs them step after step."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from octojax.executor.instructions import RankProgram, StepProgram, Transfer
+from octojax.executor.lower import Lowered
+from octojax.executor.run import Bound, RankThreads, bind, run_rank
+from octojax.executor.transport import Transport
+from octojax.executor.values import Place, Value
+from octojax.mesh import PipelineMesh, Rank
+from octojax.programs.build import Job
+from octojax.programs.finish import join_results, sum_gradients, zeros
+from octojax.programs.microbatch import Microbatches
+from octojax.programs.recipe import (
+    Layout,
+    accumulator_dtype,
+    on_devices,
+    on_rank,
+    raw,
+    stored,
+    unstored,
+)
+from octojax.stages.program import Ref, Role
+
+MakeTransport = Callable[
+    [Sequence[Transfer], Sequence[Sequence[jax.ShapeDtypeStruct]], PipelineMesh], Transport
+]
+"""`make(transfers, values, mesh)`: `values[k]` say how transfer k's values lie at its target."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one step made. `gradients[u]` is None where unit u has none (or another process's).
+
+    `emits[e]` is leaf e of what the loss returns, over the whole batch; `state` maps a leaf of
+    carried module state to its final value; `counters[i]` are those of local rank i.
+    """
+
+    gradients: tuple[jax.Array | None, ...]
+    emits: Mapping[int, jax.Array]
+    state: Mapping[int, jax.Array]
+    counters: tuple[tuple[jax.Array, ...], ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the engine must know of a model beside its stages.
+
+    `params` are the types of the parameter units. `count(values)` advances the counters of
+    module state by one microbatch: it returns new values of the leaves `counters`, from the
+    values of the leaves and units `count_reads` names (types: `count_avals`).
+    """
+
+    params: tuple[Any, ...]
+    counters: tuple[int, ...] = ()
+    count_reads: tuple[Ref, ...] = ()
+    count_avals: tuple[Any, ...] = ()
+    count: Callable[..., Sequence[Any]] | None = None
+
+
+class Engine:
+    """Runs one `StepProgram` in this process. Holds programs, threads and constant buffers."""
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        mesh: PipelineMesh,
+        batch: Microbatches,
+        model: Model,
+        make_transport: MakeTransport,
+    ) -> None:
+        self.lowered, self.mesh, self.batch, self.model = lowered, mesh, batch, model
+        self.step: StepProgram = lowered.step
+        self.ranks = [self.step.ranks[r] for r in mesh.local_ranks]
+        self.make_transport = make_transport
+        self.threads: RankThreads | None = None
+
+    # ------------------------------------------------------------------ compilation
+
+    def jobs(self) -> list[Job]:
+        """Returns everything to compile, in the order `ready` takes it."""
+        return [*self._recipe_jobs(), *chain.from_iterable(map(self._own_jobs, self.ranks))]
+
+    def _recipe_jobs(self) -> list[Job]:
+        jobs = []
+        for (rank, recipe), name in zip(self.step.recipes, self.step.names, strict=True):
+            if rank in self.mesh.local_ranks:
+                function, arguments = on_rank(recipe, self.lowered.jaxprs, self.mesh.ranks[rank])
+                function.__name__ = "run_" + _identifier(name)
+                jobs.append(Job(f"{name} on rank {rank}", function, arguments, recipe.donated))
+        return jobs
+
+    def _own_jobs(self, program: RankProgram) -> list[Job]:
+        rank = self.mesh.ranks[program.rank]
+        totals = [self._total(u, rank) for u in program.totals]
+        finish, inputs = self._finish(program)
+        return [
+            self._split_job(program, rank),
+            Job(
+                f"clear gradients on rank {rank.index}",
+                partial(zeros, totals),
+                (),
+                (),
+                tuple(t.sharding for t in totals),
+            ),
+            Job(f"finish on rank {rank.index}", finish, inputs, (), rank.replicated),
+        ]
+
+    def _split_job(self, program: RankProgram, rank: Rank) -> Job:
+        """Cuts the batch into this rank's pieces, and counts the counters of module state."""
+        leaves = sorted({v.index for v in program.batch})
+        wanted = [(v.index, v.microbatch) for v in program.batch]
+        counted = [(v.index, v.microbatch) for v in program.state if self._counts(v)]
+
+        def split(counters: Sequence[Any], *values: Any) -> tuple[Any, ...]:
+            pieces = self.batch.split(dict(zip(leaves, values, strict=True)), wanted)
+            return (*pieces, *self._count(counters, counted))
+
+        whole = [self.batch.avals[i] for i in leaves]
+        placed = [
+            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rank.replicated)
+            for a in (*map(stored, self.model.count_avals), *whole)
+        ]
+        num = len(self.model.count_avals)
+        where = [
+            rank.replicated if self.batch.layouts[v.index] is Layout.WHOLE else rank.along_data
+            for v in program.batch
+        ]
+        where += [rank.replicated] * (len(counted) + len(self.model.counters))
+        name = f"split batch on rank {rank.index}"
+        return Job(name, split, (tuple(placed[:num]), *placed[num:]), (), tuple(where))
+
+    def _counts(self, value: Value) -> bool:
+        return value.place is Place.STATE and value.index in self.model.counters
+
+    def _count(self, counters: Sequence[Any], wanted: Sequence[tuple[int, int]]) -> list[Any]:
+        """Returns counters `(leaf, microbatch)`, then their values after the last one."""
+        model = self.model
+        if model.count is None:
+            return []
+        known = dict(zip(model.count_reads, counters, strict=True))
+        found = {}
+        for microbatch in range(self.batch.count + 1):
+            for leaf in model.counters:
+                found[leaf, microbatch] = known.get(Ref(Role.STATE, leaf))
+            reads = zip(model.count_reads, model.count_avals, strict=True)
+            new = model.count(*(unstored(known[ref], aval) for ref, aval in reads))
+            for leaf, value in zip(model.counters, new, strict=True):
+                known[Ref(Role.STATE, leaf)] = raw(value)
+        last = self.batch.count
+        return [found[place] for place in wanted] + [found[leaf, last] for leaf in model.counters]
+
+    def _total(self, unit: int, rank: Rank) -> jax.ShapeDtypeStruct:
+        aval = self.model.params[unit]
+        total = jax.ShapeDtypeStruct(aval.shape, accumulator_dtype(aval.dtype))
+        return on_devices(total, Layout.STACKED, rank)
+
+    def _owned(self, program: RankProgram) -> list[tuple[int, tuple[int, ...]]]:
+        """The units whose gradient this rank makes, and the slots of their sums."""
+        slots: dict[int, list[int]] = {}
+        for at, unit in enumerate(program.totals):
+            if self.step.owners[unit] == program.rank:
+                slots.setdefault(unit, []).append(program.first_total + at)
+        for unit, slot in program.extra_totals:
+            slots.setdefault(unit, []).append(slot)
+        return [(unit, tuple(found)) for unit, found in sorted(slots.items())]
+
+    def _emitted(self, program: RankProgram) -> list[tuple[int, tuple[int, ...]]]:
+        """The leaves of the result that this rank makes, and their slots by microbatch."""
+        slots: dict[int, list[int]] = {}
+        for value, slot in program.results:
+            if value.place is Place.EMIT:
+                slots.setdefault(value.index, []).append(slot)
+        return [(leaf, tuple(found)) for leaf, found in sorted(slots.items())]
+
+    def _finish(
+        self, program: RankProgram
+    ) -> tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]:
+        rank = self.mesh.ranks[program.rank]
+        owned, emitted = self._owned(program), self._emitted(program)
+        stacked = rank.data_size > 1
+        batch, dtypes = self.batch, [self.model.params[u].dtype for u, _ in owned]
+
+        def finish(*values: Any) -> tuple[Any, ...]:
+            rest = iter(values)
+            grads = [
+                sum_gradients([next(rest) for _ in slots], dtype, stacked=stacked)
+                for (_, slots), dtype in zip(owned, dtypes, strict=True)
+            ]
+            emits = [
+                join_results([next(rest) for _ in slots], batch, stacked=stacked)
+                for _, slots in emitted
+            ]
+            return (*grads, *emits)
+
+        inputs = [self._total(u, rank) for u, slots in owned for _ in slots]
+        named = {slot: value for value, slot in program.results}
+        inputs += [
+            on_devices(self.lowered.avals[named[slot]], Layout.STACKED, rank)
+            for _, slots in emitted
+            for slot in slots
+        ]
+        return finish, tuple(inputs)
+
+    def ready(self, compiled: Sequence[Any]) -> None:
+        """Takes the compiled programs of `jobs`, and prepares transports and threads."""
+        rest = iter(compiled)
+        self.programs: list[Any] = [
+            next(rest) if rank in self.mesh.local_ranks else None for rank, _ in self.step.recipes
+        ]
+        own = {r.rank: (next(rest), next(rest), next(rest)) for r in self.ranks}
+        self.transport = self.make_transport(
+            self.step.transfers, [self._at_target(t) for t in self.step.transfers], self.mesh
+        )
+        self.parts = [self._part(r, *own[r.rank]) for r in self.ranks]
+        self.threads = RankThreads([r.rank for r in self.ranks])
+
+    def _at_target(self, transfer: Transfer) -> tuple[jax.ShapeDtypeStruct, ...]:
+        rank = self.mesh.ranks[transfer.target]
+        found = []
+        for value in transfer.values:
+            if value.place is Place.TOTAL:
+                found.append(self._total(value.index, rank))
+            elif value.place is Place.PARAM:
+                aval = stored(self.model.params[value.index])
+                found.append(on_devices(aval, Layout.WHOLE, rank))
+            else:
+                aval = stored(self.lowered.avals[value])
+                found.append(on_devices(aval, Layout.STACKED, rank))
+        return tuple(found)
+
+    def _part(self, program: RankProgram, split: Any, clear: Any, finish: Any) -> "_Part":
+        rank = self.mesh.ranks[program.rank]
+        owned, emitted = self._owned(program), self._emitted(program)
+        outputs = [slot for _, slots in (*owned, *emitted) for slot in slots]
+        return _Part(
+            program=program,
+            rank=rank,
+            leaves=tuple(sorted({v.index for v in program.batch})),
+            constants=tuple(self._constant(v, rank) for v in program.constants),
+            bound=bind(program, self.programs, self.transport),
+            split=split,
+            clear=clear,
+            finish=finish,
+            outputs=itemgetter(*outputs) if len(outputs) > 1 else lambda s: [s[o] for o in outputs],
+            units=tuple(unit for unit, _ in owned),
+            emits=tuple(leaf for leaf, _ in emitted),
+            carried=tuple(None if self._counts(v) else v.index for v in program.state),
+            final=tuple(
+                (value.index, slot)
+                for value, slot in program.results
+                if value.place is Place.STATE and not self._counts(value)
+            ),
+        )
+
+    def _constant(self, value: Value, rank: Rank) -> jax.Array:
+        if value.place is Place.SEED:
+            weight = self.batch.weights[value.microbatch] / rank.data_size
+            return jax.device_put(jnp.float32(weight), rank.replicated)
+        where = on_devices(stored(self.lowered.avals[value]), Layout.STACKED, rank)
+        return jax.device_put(jnp.zeros(where.shape, where.dtype), where.sharding)
+
+    # ------------------------------------------------------------------ running
+
+    def run(
+        self,
+        params: Sequence[Sequence[jax.Array]],
+        state: Sequence[Mapping[int, jax.Array]],
+        counters: Sequence[Sequence[jax.Array]],
+        batch: Sequence[Any],
+    ) -> Results:
+        """Returns gradients and results of one batch.
+
+        Per local rank: `params[i]` are the arrays of `RankProgram.params`, `state[i]` carried
+        leaves by number, `counters[i]` what `Model.count_reads` names. `batch` are the flat
+        leaves of the whole batch. Nothing waits for the devices at the end; a failing rank
+        stops the others.
+        """
+        assert self.threads is not None, "Engine.ready was not called"
+        self.transport.begin()
+        works = [
+            partial(part.run, params[i], state[i], counters[i], batch)
+            for i, part in enumerate(self.parts)
+        ]
+        made = self.threads.run(works, self.transport.abort)
+        gradients: list[jax.Array | None] = [None] * len(self.model.params)
+        emits: dict[int, jax.Array] = {}
+        final: dict[int, jax.Array] = {}
+        for part, (outputs, states, _) in zip(self.parts, made, strict=True):
+            for unit, value in zip(part.units, outputs, strict=False):
+                gradients[unit] = value
+            emits.update(zip(part.emits, outputs[len(part.units) :], strict=True))
+            final.update(states)
+        return Results(tuple(gradients), emits, final, tuple(counted for _, _, counted in made))
+
+    def refresh(self, params: Sequence[jax.Array | None]) -> list[Sequence[jax.Array]]:
+        """Returns, per `P` transfer, the copies of shared parameters at their other holders."""
+        self.transport.begin()
+        copies = []
+        for k, transfer in enumerate(self.step.transfers):
+            if transfer.kind != "P":
+                continue
+            if transfer.source in self.mesh.local_ranks:
+                self.transport.send(k, [params[v.index] for v in transfer.values])  # type: ignore[misc]
+            if transfer.target in self.mesh.local_ranks:
+                copies.append(self.transport.receive(k))
+            else:
+                copies.append(())
+        return copies
+
+    def close(self) -> None:
+        """Ends the threads; the engine cannot run afterwards."""
+        if self.threads is not None:
+            self.threads.close()
+            self.transport.close()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One local rank, ready to run."""
+
+    program: RankProgram
+    rank: Rank
+    leaves: tuple[int, ...]
+    constants: tuple[jax.Array, ...]
+    bound: list[Bound]
+    split: Any
+    clear: Any
+    finish: Any
+    outputs: Callable[[list[Any]], Sequence[Any]]
+    units: tuple[int, ...]
+    emits: tuple[int, ...]
+    carried: tuple[int | None, ...]  # per state value: its leaf, or None where it is counted
+    final: tuple[tuple[int, int], ...]  # carried leaves and the slots of their last values
+
+    def run(
+        self,
+        params: Sequence[jax.Array],
+        state: Mapping[int, jax.Array],
+        counters: Sequence[jax.Array],
+        batch: Sequence[Any],
+    ) -> tuple[Sequence[jax.Array], list[tuple[int, jax.Array]], tuple[jax.Array, ...]]:
+        whole = jax.device_put([batch[i] for i in self.leaves], self.rank.replicated)
+        made = self.split(tuple(counters), *whole)
+        pieces, rest = made[: len(self.program.batch)], iter(made[len(self.program.batch) :])
+        states = [next(rest) if leaf is None else state[leaf] for leaf in self.carried]
+        slots = [*params, *self.constants, *states, *pieces, *self.clear()]
+        slots += [None] * (self.program.num_slots - len(slots))
+        run_rank(self.bound, slots)
+        results = self.finish(*self.outputs(slots))
+        return results, [(leaf, slots[slot]) for leaf, slot in self.final], tuple(rest)
+
+
+def _identifier(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name)

@@ -1,0 +1,125 @@
+"""How values get from rank to rank. Each side names the transfer, so equal shapes never mix up.
+
+    source rank's thread    transport.send(k, values)
+    target rank's thread    transport.receive(k) -> values on the target's devices
+
+`send` never waits for the other side. A failure anywhere wakes every waiting `receive`.
+"""
+
+import queue
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+
+from octojax.compat import copy_to
+from octojax.errors import ExecutionError
+from octojax.executor.instructions import Transfer
+
+Arrays = Sequence[jax.Array]
+
+
+class Transport(Protocol):
+    """Moves the values of numbered transfers. One instance serves one step program."""
+
+    def send(self, number: int, values: Arrays) -> None: ...
+
+    def receive(self, number: int) -> Arrays: ...
+
+    def begin(self) -> None:
+        """Called once per step, before any rank starts."""
+
+    def abort(self, error: BaseException) -> None:
+        """Makes every waiting and later `receive` of this step raise."""
+
+    def close(self) -> None: ...
+
+
+class Mailboxes:
+    """One box per transfer, for threads of one process.
+
+    Waits are cut into slices, so that an abort is seen though its message was taken.
+    """
+
+    def __init__(self, transfers: Sequence[Transfer], timeout_s: float) -> None:
+        self.transfers = tuple(transfers)
+        self.timeout_s = timeout_s
+        self.boxes: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in transfers]
+        self.error: BaseException | None = None
+
+    def put(self, number: int, values: Any) -> None:
+        self.boxes[number].put(values)
+
+    def get(self, number: int) -> Any:
+        deadline = time.monotonic() + self.timeout_s
+        while self.error is None:
+            try:
+                values = self.boxes[number].get(timeout=min(1.0, self.timeout_s))
+            except queue.Empty:
+                if time.monotonic() < deadline:
+                    continue
+                t = self.transfers[number]
+                raise ExecutionError(
+                    f"rank {t.target} waited {self.timeout_s:g} s for {t.name} from rank "
+                    f"{t.source}, which has not sent it. Rank {t.source} is stalled, or slower "
+                    f"than that: raise timeout_s if one action may take so long"
+                ) from None
+            if values is not None:
+                return values
+        raise Stopped from self.error
+
+    def abort(self, error: BaseException) -> None:
+        self.error = self.error or error
+        for box in self.boxes:
+            box.put(None)
+
+    def clear(self) -> None:
+        """Forgets a failed step, so that the next one may run."""
+        if self.error is None:
+            return
+        for box in self.boxes:
+            while not box.empty():
+                box.get_nowait()
+        self.error = None
+
+
+class Stopped(Exception):
+    """Another rank failed first; its error is the one to report."""
+
+
+class DevicePut:
+    """Transfers by copies between devices of one process.
+
+    The receiving thread waits for the source value before it copies: on CPU, calling a
+    program on a pending copy would block inside the call, for just as long.
+    """
+
+    def __init__(
+        self,
+        transfers: Sequence[Transfer],
+        shardings: Sequence[Sequence[jax.sharding.Sharding]],
+        timeout_s: float = 600.0,
+    ) -> None:
+        self.mail = Mailboxes(transfers, timeout_s)
+        self.copies = [copy_to(tuple(where)) for where in shardings]
+        self.waits = jax.default_backend() == "cpu"
+
+    def begin(self) -> None:
+        self.mail.clear()
+
+    def send(self, number: int, values: Arrays) -> None:
+        self.mail.put(number, values)
+
+    def receive(self, number: int) -> Arrays:
+        values = self.mail.get(number)
+        if self.waits:
+            for value in values:
+                value.block_until_ready()
+        return self.copies[number](values)
+
+    def abort(self, error: BaseException) -> None:
+        self.mail.abort(error)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,130 @@
+"""The devices of a pipeline: which of them form which rank."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from octojax.errors import MeshError
+
+DATA_AXIS = "data"
+"""The one mesh axis that octojax handles itself: batch rows are spread over it, and gradients
+are summed over it once per step. Any further axis is left to XLA's automatic partitioning."""
+
+
+@dataclass(frozen=True)
+class PipelineMesh:
+    """A mesh seen along its pipeline axis: a rank is one position on `axis`.
+
+    A rank is one device, or several when the mesh has more axes than the pipeline's.
+    """
+
+    mesh: Mesh
+    axis: str
+
+    def __post_init__(self) -> None:
+        if self.axis not in self.mesh.axis_names:
+            raise MeshError(
+                f"the mesh has axes {self.mesh.axis_names} of sizes "
+                f"{tuple(self.mesh.shape.values())}, none is named {self.axis!r}. Name the "
+                f"pipeline axis so, or pass axis=<one of the mesh's names>"
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        return self.mesh.shape[self.axis]
+
+    @property
+    def data_size(self) -> int:
+        """Devices that share a rank's batch rows; 1 without a data axis."""
+        return self.mesh.shape.get(DATA_AXIS, 1)
+
+    @cached_property
+    def ranks(self) -> "tuple[Rank, ...]":
+        position = self.mesh.axis_names.index(self.axis)
+        names = tuple(n for n in self.mesh.axis_names if n != self.axis)
+        return tuple(
+            Rank(index, Mesh(np.take(self.mesh.devices, index, axis=position), names))
+            if names
+            else Rank(index, Mesh(self.mesh.devices[index : index + 1], ("device",)))
+            for index in range(self.num_ranks)
+        )
+
+    @cached_property
+    def local_ranks(self) -> tuple[int, ...]:
+        """Ranks that have a device of this process."""
+        here = jax.process_index()
+        return tuple(r.index for r in self.ranks if any(d.process_index == here for d in r.devices))
+
+    def take(self, num_ranks: int) -> "PipelineMesh":
+        """Returns the mesh of the first `num_ranks` ranks."""
+        if num_ranks > self.num_ranks:
+            raise MeshError(
+                f"the plan has {num_ranks} ranks, but axis {self.axis!r} of the mesh has only "
+                f"{self.num_ranks} position(s). Use a plan for {self.num_ranks} rank(s) or "
+                f"fewer, or a mesh with more devices"
+            )
+        position = self.mesh.axis_names.index(self.axis)
+        kept = np.take(self.mesh.devices, range(num_ranks), axis=position)
+        return PipelineMesh(Mesh(kept, self.mesh.axis_names), self.axis)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank's devices, as a mesh without the pipeline axis."""
+
+    index: int
+    mesh: Mesh
+
+    @cached_property
+    def devices(self) -> tuple[jax.Device, ...]:
+        return tuple(self.mesh.devices.flat)
+
+    @property
+    def data_size(self) -> int:
+        return self.mesh.shape.get(DATA_AXIS, 1)
+
+    def sharding(self, spec: PartitionSpec | None = None) -> jax.sharding.Sharding:
+        """Returns where values of this rank live: replicated over it unless `spec` says else."""
+        if len(self.devices) == 1:
+            return SingleDeviceSharding(self.devices[0])
+        return NamedSharding(self.mesh, spec or PartitionSpec())
+
+    @cached_property
+    def replicated(self) -> jax.sharding.Sharding:
+        return self.sharding()
+
+    @cached_property
+    def along_data(self) -> jax.sharding.Sharding:
+        """Axis 0 spread over the data axis."""
+        return self.sharding(PartitionSpec(DATA_AXIS if self.data_size > 1 else None))
+
+
+def pipeline_mesh(
+    mesh: Mesh | PipelineMesh | None = None,
+    axis: str = "pipe",
+    num_ranks: int | None = None,
+    devices: Sequence[jax.Device] | None = None,
+) -> PipelineMesh:
+    """Returns `mesh` as a pipeline of `num_ranks` ranks.
+
+    Without a mesh, the devices at hand form one: the first `num_ranks` of them, or all.
+    Raises `MeshError` if the axis is missing or the ranks outnumber the mesh.
+    """
+    if isinstance(mesh, PipelineMesh):
+        return mesh if num_ranks is None else mesh.take(num_ranks)
+    if mesh is not None:
+        found = PipelineMesh(mesh, axis)
+        return found if num_ranks is None else found.take(num_ranks)
+    at_hand = list(jax.devices() if devices is None else devices)
+    wanted = len(at_hand) if num_ranks is None else num_ranks
+    if wanted > len(at_hand):
+        raise MeshError(
+            f"the plan has {wanted} ranks, but there are only {len(at_hand)} device(s). Use a "
+            f"plan for {len(at_hand)} rank(s), or more devices; on CPU, start Python with "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
+        )
+    return PipelineMesh(Mesh(np.array(at_hand[:wanted]), (axis,)), axis)

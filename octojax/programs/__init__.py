@@ -1,0 +1,1 @@
+"""Stage programs put together into what one rank runs at once, and compiled ahead."""

@@ -1,0 +1,78 @@
+"""Compiles many programs ahead, in parallel, with a progress bar."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+
+@dataclass(frozen=True)
+class Job:
+    """One program to compile. `arguments` carry shapes, dtypes and shardings."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[jax.ShapeDtypeStruct, ...]
+    donated: tuple[int, ...] = ()
+    out_shardings: Any = None
+
+
+def compile_all(jobs: Sequence[Job], progress: bool = True) -> list[Any]:
+    """Returns the compiled program of each job, in order.
+
+    Tracing holds Python's lock, so it happens here one after the other; XLA compiles in as
+    many threads as there are cores meanwhile.
+    """
+    threads = max(1, min(len(jobs), os.cpu_count() or 1))
+    results: list[Any] = [None] * len(jobs)
+    with _bar(len(jobs), progress) as advance, ThreadPoolExecutor(threads) as pool:
+        futures = {}
+        for index, job in enumerate(jobs):
+            futures[pool.submit(_lower(job).compile)] = index
+        for future in as_completed(futures):
+            results[futures[future]] = future.result()
+            advance(jobs[futures[future]].name)
+    return results
+
+
+def _lower(job: Job) -> Any:
+    options: dict[str, Any] = {"donate_argnums": job.donated, "keep_unused": True}
+    if job.out_shardings is not None:
+        options["out_shardings"] = job.out_shardings
+    return jax.jit(job.function, **options).lower(*job.arguments)
+
+
+class _bar:
+    """A progress bar that shows only in a terminal; entering it gives the advance function."""
+
+    def __init__(self, total: int, shown: bool) -> None:
+        self.total, self.shown = total, shown
+
+    def __enter__(self) -> Callable[[str], None]:
+        if not self.shown or not self.total:
+            self.progress = None
+            return lambda _: None
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+        console = Console(stderr=True)
+        self.progress = Progress(
+            "compiling",
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            "{task.description}",
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        task = self.progress.add_task("", total=self.total)
+        self.progress.start()
+        return lambda name: self.progress.update(task, advance=1, description=name)  # type: ignore[union-attr]
+
+    def __exit__(self, *_: object) -> None:
+        if self.progress is not None:
+            self.progress.stop()

@@ -1,0 +1,170 @@
+"""How a batch becomes microbatches: rows are split, scalars shared, PRNG keys folded.
+
+tokens int32[8, 64]   8 rows into 3 microbatches: rows 0-2, 3-5, 6-7
+scale  float32[]      the same in every microbatch
+key    key<fry>[]     jax.random.fold_in(key, microbatch)
+keys   key<fry>[8]    rows, as tokens
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import jax
+
+from octojax.programs.recipe import Layout, is_key, raw
+
+
+class Kind(enum.Enum):
+    ROWS = "rows"
+    SHARED = "shared"
+    KEY = "key"
+
+
+@dataclass(frozen=True)
+class Microbatches:
+    """`sizes[m]` rows of every leaf with rows go to microbatch m; `names` are for errors.
+
+    With `shards` > 1 each microbatch is spread over that many devices, row blocks in order,
+    and a key is folded with the shard too.
+    """
+
+    sizes: tuple[int, ...]
+    avals: tuple[jax.ShapeDtypeStruct, ...]
+    names: tuple[str, ...]
+    shards: int = 1
+
+    @property
+    def count(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.sizes)
+
+    @cached_property
+    def bounds(self) -> tuple[int, ...]:
+        return (0, *accumulate(self.sizes))
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        return tuple(_kind(aval) for aval in self.avals)
+
+    @cached_property
+    def weights(self) -> tuple[float, ...]:
+        """Each microbatch's share of all rows: what its mean loss counts."""
+        return tuple(size / self.num_rows for size in self.sizes)
+
+    @cached_property
+    def layouts(self) -> tuple[Layout, ...]:
+        table = {Kind.ROWS: Layout.ROWS, Kind.SHARED: Layout.WHOLE, Kind.KEY: Layout.STACKED}
+        return tuple(table[kind] for kind in self.kinds)
+
+    def shapes(self, microbatch: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Returns the leaves of one microbatch as one data shard sees them."""
+        rows = self.sizes[microbatch] // self.shards
+        return tuple(
+            jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype)
+            if kind is Kind.ROWS
+            else jax.ShapeDtypeStruct(a.shape, a.dtype)
+            for a, kind in zip(self.avals, self.kinds, strict=True)
+        )
+
+    def check(self, leaves: Sequence[Any]) -> None:
+        """Raises `ValueError` unless the leaves have the shapes and dtypes compiled for."""
+        wrong = [
+            f"{name} is {_text(leaf)}, compiled for {aval.dtype}{list(aval.shape)}"
+            for name, leaf, aval in zip(self.names, leaves, self.avals, strict=True)
+            if jax.numpy.shape(leaf) != aval.shape or _dtype(leaf) != aval.dtype
+        ]
+        if wrong:
+            raise ValueError(
+                f"this batch differs from the one that the step was compiled for: "
+                f"{'; '.join(wrong)}. Compile another step for it, or pad the batch"
+            )
+
+    def piece(self, leaf: int, value: Any, microbatch: int, shard: int | None = None) -> Any:
+        """Returns what microbatch `microbatch` (of data shard `shard`) sees of a leaf."""
+        match self.kinds[leaf]:
+            case Kind.SHARED:
+                return value
+            case Kind.KEY:
+                folded = jax.random.fold_in(value, microbatch)
+                return folded if shard is None else jax.random.fold_in(folded, shard)
+            case Kind.ROWS:
+                start, stop = self.bounds[microbatch], self.bounds[microbatch + 1]
+                if shard is not None:
+                    size = (stop - start) // self.shards
+                    start, stop = start + shard * size, start + (shard + 1) * size
+                return value[start:stop]
+
+    def split(self, leaves: dict[int, Any], wanted: Sequence[tuple[int, int]]) -> tuple[Any, ...]:
+        """Returns the pieces `(leaf, microbatch)` as programs store them: keys as integers."""
+        pieces = []
+        for leaf, microbatch in wanted:
+            if self.kinds[leaf] is Kind.KEY and self.shards > 1:
+                keys = [
+                    jax.random.key_data(self.piece(leaf, leaves[leaf], microbatch, shard))
+                    for shard in range(self.shards)
+                ]
+                pieces.append(jax.numpy.stack(keys))
+                continue
+            pieces.append(raw(self.piece(leaf, leaves[leaf], microbatch)))
+        return tuple(pieces)
+
+
+def plan_microbatches(
+    leaves: Sequence[Any], names: Sequence[str], count: int, shards: int = 1
+) -> Microbatches:
+    """Returns how `count` microbatches are cut from a batch with these leaves.
+
+    Rows that do not divide are dealt out as evenly as can be, larger microbatches first.
+    Raises `ValueError` if the leading axes differ, or there are too few rows.
+    """
+    avals = tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), _dtype(x)) for x in leaves)
+    rows = {name: a.shape[0] for name, a in zip(names, avals, strict=True) if a.shape}
+    if len(set(rows.values())) > 1:
+        listed = ", ".join(f"{name}: {n}" for name, n in rows.items())
+        raise ValueError(
+            f"the leaves of the batch have different leading axes ({listed}). Every leaf but "
+            f"scalars is split along axis 0 into microbatches, so all need the same length "
+            f"there; close over what is not part of the batch, and pass PRNG keys as typed "
+            f"keys (jax.random.key)"
+        )
+    total = next(iter(rows.values()), count * shards)
+    if count < 1:
+        raise ValueError(f"microbatches = {count}, expected a number >= 1")
+    units, rest = divmod(total, shards)
+    if rest or units < count:
+        spread = f" spread over {shards} devices of the data axis" if shards > 1 else ""
+        remedy = (
+            f"The nearest possible number of microbatches is {units}"
+            if units and not rest
+            else f"Give a batch of {max(1, round(total / shards)) * shards} rows"
+        )
+        raise ValueError(
+            f"a batch of {total} rows cannot form {count} microbatches{spread}. {remedy}"
+        )
+    each, more = divmod(units, count)
+    sizes = tuple((each + (m < more)) * shards for m in range(count))
+    return Microbatches(sizes, avals, tuple(names), shards)
+
+
+def _kind(aval: Any) -> Kind:
+    if aval.shape:
+        return Kind.ROWS
+    return Kind.KEY if is_key(aval) else Kind.SHARED
+
+
+def _dtype(leaf: Any) -> Any:
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return dtype
+    return jax.dtypes.canonicalize_dtype(jax.numpy.result_type(leaf))
+
+
+def _text(leaf: Any) -> str:
+    return f"{_dtype(leaf)}{list(jax.numpy.shape(leaf))}"

@@ -1,0 +1,169 @@
+"""How a few stage programs are joined into one compiled program, as plain data.
+
+    calls      0F3 then 0B3               one XLA program, residuals stay inside
+    arguments  weights, batch rows, the gradient from stage 1, accumulators (donated)
+    results    accumulators, and what another program or rank reads
+
+Two places of a plan with equal recipes share one compiled program per rank.
+"""
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import PartitionSpec
+
+from octojax.mesh import DATA_AXIS, Rank
+
+
+class Layout(enum.Enum):
+    """How a value lies on the devices of one rank."""
+
+    WHOLE = "whole"  # the same on every device: weights, scalars
+    ROWS = "rows"  # batch rows, axis 0 spread over the data axis
+    STACKED = "stacked"  # one value per data shard, stacked along a new axis 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One stage program inside a recipe. Numbers are values local to the recipe.
+
+    `writes[i]` is -1 where nobody reads the output. `adds[i]` is the accumulator to which
+    output i is added (the sum becomes value `writes[i]`), or -1.
+    """
+
+    program: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    adds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Calls in order; values 0 to `len(layouts) - 1` are the arguments."""
+
+    calls: tuple[Call, ...]
+    layouts: tuple[Layout, ...]
+    outputs: tuple[int, ...]
+    donated: tuple[int, ...]
+
+
+def is_key(aval: Any) -> bool:
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
+def stored(aval: Any) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype in which a value is kept between programs.
+
+    PRNG keys are kept as the integers they consist of, which dispatch faster.
+    """
+    if is_key(aval):
+        return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def accumulator_dtype(dtype: Any) -> Any:
+    """Returns in which type gradients of `dtype` are added up: at least float32."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def arguments(recipe: Recipe, programs: Sequence[ClosedJaxpr]) -> tuple[Any, ...]:
+    """Returns the abstract value of each argument, as one data shard sees it."""
+    avals: dict[int, Any] = {}
+    for call in recipe.calls:
+        closed = programs[call.program]
+        for value, aval in zip(call.reads, closed.in_avals, strict=True):
+            avals.setdefault(value, stored(aval))
+        for value, aval in zip(call.adds, closed.out_avals, strict=True):
+            if value >= 0:
+                dtype = accumulator_dtype(aval.dtype)
+                avals.setdefault(value, jax.ShapeDtypeStruct(aval.shape, dtype))
+    return tuple(avals[i] for i in range(len(recipe.layouts)))
+
+
+def function(recipe: Recipe, programs: Sequence[ClosedJaxpr]) -> Callable[..., tuple[Any, ...]]:
+    """Returns the recipe as a Python function of its arguments, for one data shard."""
+
+    def run(*values: Any) -> tuple[Any, ...]:
+        known = dict(enumerate(values))
+        for call in recipe.calls:
+            closed = programs[call.program]
+            read = [
+                unstored(known[i], aval)
+                for i, aval in zip(call.reads, closed.in_avals, strict=True)
+            ]
+            written = jaxpr_as_fun(closed)(*read)
+            for i, total, value in zip(call.writes, call.adds, written, strict=True):
+                if i < 0:
+                    continue
+                if total >= 0:
+                    known[i] = known[total] + value.astype(known[total].dtype)
+                else:
+                    known[i] = raw(value)
+        return tuple(known[i] for i in recipe.outputs)
+
+    return run
+
+
+def raw(value: Any) -> Any:
+    """Returns the value as it is kept between programs."""
+    return jax.random.key_data(value) if is_key(value) else value
+
+
+def unstored(value: Any, aval: Any) -> Any:
+    """Returns what `raw` made of a value of this type, as it was."""
+    if is_key(aval):
+        return jax.random.wrap_key_data(value, impl=jax.random.key_impl(aval))
+    return value
+
+
+def on_rank(
+    recipe: Recipe, programs: Sequence[ClosedJaxpr], rank: Rank
+) -> tuple[Callable[..., tuple[Any, ...]], tuple[jax.ShapeDtypeStruct, ...]]:
+    """Returns the recipe as a function over the devices of `rank`, and its arguments.
+
+    With a data axis it is a `shard_map`, manual over that axis alone; values that outlive
+    the program are stacked, so that nothing is reduced before the end of the step.
+    """
+    run, shard = function(recipe, programs), arguments(recipe, programs)
+    size = rank.data_size
+    placed = tuple(
+        on_devices(aval, layout, rank) for aval, layout in zip(shard, recipe.layouts, strict=True)
+    )
+    if size == 1:
+        return run, placed
+
+    def stacked(*values: Any) -> tuple[Any, ...]:
+        inside = [
+            v[0] if layout is Layout.STACKED else v
+            for v, layout in zip(values, recipe.layouts, strict=True)
+        ]
+        return tuple(v[None] for v in run(*inside))
+
+    mapped = jax.shard_map(
+        stacked,
+        mesh=rank.mesh,
+        in_specs=tuple(
+            PartitionSpec() if layout is Layout.WHOLE else PartitionSpec(DATA_AXIS)
+            for layout in recipe.layouts
+        ),
+        out_specs=PartitionSpec(DATA_AXIS),
+        axis_names={DATA_AXIS},
+        check_vma=False,
+    )
+    return mapped, placed
+
+
+def on_devices(aval: Any, layout: Layout, rank: Rank) -> jax.ShapeDtypeStruct:
+    """Returns how a value that one data shard sees as `aval` lies on all devices of `rank`."""
+    size, shape = rank.data_size, tuple(aval.shape)
+    if size > 1 and layout is Layout.ROWS:
+        shape = (shape[0] * size, *shape[1:])
+    if size > 1 and layout is Layout.STACKED:
+        shape = (size, *shape)
+    where = rank.replicated if layout is Layout.WHOLE else rank.along_data
+    return jax.ShapeDtypeStruct(shape, aval.dtype, sharding=where)
