@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from octojax.models.dense import Linear, RMSNorm
 
@@ -24,9 +25,11 @@ class Mask(NamedTuple):
     block: int = 512
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def causal_attention(
-    q_BTHK: jax.Array, k_BTGK: jax.Array, v_BTGK: jax.Array, mask: Mask = Mask()
+CAUSAL = Mask()
+
+
+def _causal_attention(
+    q_BTHK: jax.Array, k_BTGK: jax.Array, v_BTGK: jax.Array, mask: Mask = CAUSAL
 ) -> jax.Array:
     """Returns softmax(q k^T / sqrt(K)) v under the causal mask, as (B, T, H, K).
 
@@ -108,6 +111,7 @@ def _attention_backward(mask, residuals, dout_BTHK):
     return dq_BTHK, dk.astype(k_BTGK.dtype), dv.astype(v_BTGK.dtype)
 
 
+causal_attention = jax.custom_vjp(_causal_attention, nondiff_argnums=(3,))
 causal_attention.defvjp(_attention_forward, _attention_backward)
 
 
@@ -140,8 +144,8 @@ class Attention(nnx.Module):
         qk_norm: bool = False,
         std: float,
         out_std: float,
-        dtype: jnp.dtype,
-        param_dtype: jnp.dtype,
+        dtype: DTypeLike,
+        param_dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         if heads % kv_heads:

@@ -12,12 +12,12 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 EPSILON = 1e-5
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def rms_norm(x: jax.Array, scale: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _rms_norm(x: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Returns `x / rms(x) * scale` over the last axis, computed in float32, cast to `dtype`."""
     return _rms_norm_forward(x, scale, dtype)[0]
 
@@ -47,6 +47,7 @@ def _rms_norm_backward(dtype, residuals, gradient):
     return dx.astype(x.dtype), dscale.astype(scale.dtype)
 
 
+rms_norm = jax.custom_vjp(_rms_norm, nondiff_argnums=(2,))
 rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
@@ -85,7 +86,7 @@ ACTIVATIONS = {
 class RMSNorm(nnx.Module):
     """Root-mean-square norm with a learned scale; its output has the layer's compute dtype."""
 
-    def __init__(self, width: int, *, dtype: jnp.dtype, param_dtype: jnp.dtype):
+    def __init__(self, width: int, *, dtype: DTypeLike, param_dtype: DTypeLike):
         self.scale = nnx.Param(jnp.ones((width,), param_dtype))
         self.dtype = dtype
 
@@ -102,8 +103,8 @@ class Linear(nnx.Module):
         outputs: int,
         *,
         std: float,
-        dtype: jnp.dtype,
-        param_dtype: jnp.dtype,
+        dtype: DTypeLike,
+        param_dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         draw = jax.random.normal(rngs.params(), (inputs, outputs), param_dtype)
@@ -125,8 +126,8 @@ class MLP(nnx.Module):
         activation: str,
         std: float,
         out_std: float,
-        dtype: jnp.dtype,
-        param_dtype: jnp.dtype,
+        dtype: DTypeLike,
+        param_dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         kinds = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from octojax.models.attention import Attention
 from octojax.models.dense import MLP, RMSNorm
@@ -43,8 +44,8 @@ class JambaConfig:
     experts_every: int = 2
     experts_at: int = 1
     balance_weight: float = 1e-2
-    dtype: jnp.dtype = jnp.dtype(jnp.float32)
-    param_dtype: jnp.dtype = jnp.dtype(jnp.float32)
+    dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32
     std: float = 0.02
 
     def attends(self, layer: int) -> bool:
@@ -80,8 +81,7 @@ class Layer(nnx.Module):
             self.mixer = Mamba1(config.width, config.mamba, **kinds)
         else:
             self.mixer = Mamba2(config.width, config.mamba, **kinds)
-        self.routes = config.routes(index)
-        if self.routes:
+        if config.routes(index):
             self.feed_forward = MoE(config.width, config.moe, **kinds)
         else:
             self.feed_forward = MLP(config.width, config.hidden, activation="swiglu", **kinds)
@@ -90,10 +90,12 @@ class Layer(nnx.Module):
         self, x_BTD: jax.Array, balance: jax.Array | None
     ) -> tuple[jax.Array, jax.Array | None]:
         x_BTD = x_BTD + self.mixer(self.mixer_norm(x_BTD)).astype(x_BTD.dtype)
-        y_BTD = self.feed_forward(self.feed_forward_norm(x_BTD))
-        if self.routes:
-            y_BTD, more = y_BTD
+        normed_BTD = self.feed_forward_norm(x_BTD)
+        if isinstance(self.feed_forward, MoE):
+            y_BTD, more = self.feed_forward(normed_BTD)
             balance = more if balance is None else balance + more
+        else:
+            y_BTD = self.feed_forward(normed_BTD)
         return x_BTD + y_BTD.astype(x_BTD.dtype), balance
 
 

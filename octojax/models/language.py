@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
 from octojax.models.dense import Linear, RMSNorm
 
@@ -50,8 +51,8 @@ class Embedding(nnx.Module):
         *,
         std: float,
         scale: float = 1.0,
-        stream_dtype: jnp.dtype,
-        param_dtype: jnp.dtype,
+        stream_dtype: DTypeLike,
+        param_dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         draw = jax.random.normal(rngs.params(), (vocabulary, width), param_dtype)
@@ -74,8 +75,8 @@ class Head(nnx.Module):
         *,
         tied: bool = False,
         std: float,
-        dtype: jnp.dtype,
-        param_dtype: jnp.dtype,
+        dtype: DTypeLike,
+        param_dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         kinds = {"dtype": dtype, "param_dtype": param_dtype}

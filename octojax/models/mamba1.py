@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from octojax.models.dense import Linear, rms_norm
 from octojax.models.mamba2 import causal_conv
@@ -95,12 +96,12 @@ def _core(chunk, z, x, dt, b, c, dt_bias, a_log, skip):
     return (y * jax.nn.silu(z.astype(f32))).astype(z.dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def mamba1_core(chunk: int, *inputs: jax.Array) -> jax.Array:
+def _mamba1_core(chunk: int, *inputs: jax.Array) -> jax.Array:
     """Returns the gated output of the recurrence; keeps its inputs, not the states."""
     return _core(chunk, *inputs)
 
 
+mamba1_core = jax.custom_vjp(_mamba1_core, nondiff_argnums=(0,))
 mamba1_core.defvjp(
     lambda chunk, *inputs: (_core(chunk, *inputs), inputs),
     lambda chunk, inputs, gradient: jax.vjp(functools.partial(_core, chunk), *inputs)[1](gradient),
@@ -117,8 +118,8 @@ class Mamba1(nnx.Module):
         *,
         std: float,
         out_std: float,
-        dtype: jnp.dtype,
-        param_dtype: jnp.dtype,
+        dtype: DTypeLike,
+        param_dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         kinds = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}

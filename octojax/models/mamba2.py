@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from octojax.models.dense import Linear, rms_norm
 
@@ -124,12 +125,11 @@ def _core(config: Mamba2Config, zxbcdt, conv_weight, conv_bias, dt_bias, a_log, 
     gated = y.reshape(batch, time, -1) * jax.nn.silu(z.astype(f32))
     grouped = gated.reshape(batch, time, config.groups, -1)  # one norm per group
     ones = jnp.ones(grouped.shape[-1:], f32)
-    normed = rms_norm(grouped, ones, jnp.dtype(f32)).reshape(gated.shape)
+    normed = rms_norm(grouped, ones, f32).reshape(gated.shape)
     return (normed * scale.astype(f32)[None, None]).astype(zxbcdt.dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def mamba2_core(config: Mamba2Config, zxbcdt: jax.Array, *parameters: jax.Array) -> jax.Array:
+def _mamba2_core(config: Mamba2Config, zxbcdt: jax.Array, *parameters: jax.Array) -> jax.Array:
     """Returns convolution, recurrence, skip, gate and norm of the projected (z, x, B, C, dt).
 
     Keeps its inputs alone: the backward computes the recurrence again, which is cheap beside
@@ -138,6 +138,7 @@ def mamba2_core(config: Mamba2Config, zxbcdt: jax.Array, *parameters: jax.Array)
     return _core(config, zxbcdt, *parameters)
 
 
+mamba2_core = jax.custom_vjp(_mamba2_core, nondiff_argnums=(0,))
 mamba2_core.defvjp(
     lambda config, *inputs: (_core(config, *inputs), inputs),
     lambda config, inputs, gradient: jax.vjp(functools.partial(_core, config), *inputs)[1](
@@ -156,8 +157,8 @@ class Mamba2(nnx.Module):
         *,
         std: float,
         out_std: float,
-        dtype: jnp.dtype,
-        param_dtype: jnp.dtype,
+        dtype: DTypeLike,
+        param_dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         kinds = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}

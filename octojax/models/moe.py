@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from octojax.models.dense import ACTIVATIONS, MLP, Linear
 
@@ -94,8 +95,8 @@ class MoE(nnx.Module):
         *,
         std: float,
         out_std: float,
-        dtype: jnp.dtype,
-        param_dtype: jnp.dtype,
+        dtype: DTypeLike,
+        param_dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         kinds = {"param_dtype": param_dtype, "rngs": rngs}
@@ -104,7 +105,7 @@ class MoE(nnx.Module):
         self.config = config
         self.dtype = dtype
         # The router is float32 whatever the experts are: near ties decide where tokens go.
-        self.router = Linear(width, experts, std=std, dtype=jnp.dtype(jnp.float32), **kinds)
+        self.router = Linear(width, experts, std=std, dtype=jnp.float32, **kinds)
         up = jax.random.normal(rngs.params(), (experts, width, parts * hidden), param_dtype)
         down = jax.random.normal(rngs.params(), (experts, hidden, width), param_dtype)
         self.up_EDF = nnx.Param(up * jnp.asarray(std, param_dtype))

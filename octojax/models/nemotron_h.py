@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from octojax.models.attention import Attention
 from octojax.models.dense import MLP, RMSNorm
@@ -41,8 +42,8 @@ class NemotronHConfig:
     moe: MoEConfig | None = None
     balance_weight: float = 1e-2
     residual_in_fp32: bool = True
-    dtype: jnp.dtype = jnp.dtype(jnp.float32)
-    param_dtype: jnp.dtype = jnp.dtype(jnp.float32)
+    dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32
     std: float = 0.02
 
     def __post_init__(self) -> None:
@@ -56,8 +57,8 @@ class NemotronHConfig:
             raise ValueError(f"pattern {self.pattern!r} has expert layers; give moe=MoEConfig(...)")
 
     @property
-    def stream_dtype(self) -> jnp.dtype:
-        return jnp.dtype(jnp.float32) if self.residual_in_fp32 else self.dtype
+    def stream_dtype(self) -> DTypeLike:
+        return jnp.float32 if self.residual_in_fp32 else self.dtype
 
 
 def _mixer(symbol: str, config: NemotronHConfig, rngs: nnx.Rngs) -> nnx.Module:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from octojax.models.attention import Attention
 from octojax.models.dense import MLP, RMSNorm
@@ -43,8 +44,8 @@ class TransformerConfig:
     local_rope_base: float | None = None
     post_norm: bool = False
     qk_norm: bool = False
-    dtype: jnp.dtype = jnp.dtype(jnp.float32)
-    param_dtype: jnp.dtype = jnp.dtype(jnp.float32)
+    dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32
     std: float = 0.02
 
     def is_global(self, layer: int) -> bool:

@@ -1,0 +1,232 @@
+"""Every mixer against its definition, written as plainly as it can be."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from octojax.models.attention import Mask, causal_attention, rotate
+from octojax.models.dense import ACTIVATIONS, rms_norm
+from octojax.models.mamba1 import selective_scan
+from octojax.models.mamba2 import causal_conv, ssd
+from octojax.models.moe import MoE, MoEConfig, route
+
+F32 = jnp.dtype(jnp.float32)
+
+
+def normal(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def naive_attention(q, k, v, window):
+    heads, length = q.shape[2], q.shape[1]
+    k, v = (jnp.repeat(x, heads // k.shape[2], axis=2) for x in (k, v))
+    scores = jnp.einsum("bthk,bshk->bhts", q, k) / np.sqrt(q.shape[-1])
+    distance = np.arange(length)[:, None] - np.arange(length)[None]
+    seen = (distance >= 0) & (distance < (window or length))
+    scores = jnp.where(jnp.asarray(seen)[None, None], scores, -jnp.inf)
+    return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores), v)
+
+
+def assert_same_with_gradients(f, g, *inputs, tolerance=2e-5):
+    """f and g agree, and so do their gradients for a random cotangent."""
+
+    @jax.jit
+    def both(*inputs):
+        out_f, pull_f = jax.vjp(f, *inputs)
+        out_g, pull_g = jax.vjp(g, *inputs)
+        cotangent = normal(99, *out_f.shape)
+        return out_f, out_g, pull_f(cotangent), pull_g(cotangent)
+
+    out_f, out_g, gradients_f, gradients_g = both(*inputs)
+    np.testing.assert_allclose(out_f, out_g, rtol=tolerance, atol=tolerance)
+    for x, y in zip(gradients_f, gradients_g, strict=True):
+        scale = float(jnp.max(jnp.abs(y))) + 1e-6
+        np.testing.assert_allclose(x / scale, y / scale, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("length", "groups", "per_group", "window", "block"),
+    [
+        (1, 1, 1, None, 64),
+        (13, 2, 3, None, 64),
+        (13, 2, 1, None, 5),
+        (12, 1, 3, 4, 5),
+        (7, 2, 2, 1, 3),
+    ],
+)
+def test_attention_is_softmax_attention(length, groups, per_group, window, block):
+    q = normal(0, 2, length, groups * per_group, 4)
+    k, v = normal(1, 2, length, groups, 4), normal(2, 2, length, groups, 4)
+    assert_same_with_gradients(
+        lambda *x: causal_attention(*x, Mask(window, block)),
+        lambda *x: naive_attention(*x, window),
+        q,
+        k,
+        v,
+    )
+
+
+def test_attention_keeps_no_score_matrix():
+    q, k = normal(0, 1, 64, 4, 8), normal(1, 1, 64, 2, 8)
+    _, pull = jax.vjp(causal_attention, q, k, k)
+    kept = sum(x.size for x in jax.tree.leaves(pull))
+    assert kept <= 2 * q.size + 2 * k.size + 64 * 4 + 64  # q, out, k, v, log
+
+
+def test_rotation_depends_on_distance_alone():
+    q, k = (jnp.broadcast_to(normal(i, 1, 1, 1, 8), (1, 10, 1, 8)) for i in range(2))
+    scores = jnp.einsum("bthk,bshk->bts", rotate(q, 100.0), rotate(k, 100.0))[0]
+    for t in range(1, 9):
+        np.testing.assert_allclose(scores[t, t - 1], scores[9, 8], rtol=1e-4)
+    assert abs(float(scores[9, 0] - scores[9, 8])) > 1e-3
+
+
+def naive_ssd(x, dt, a, b, c):
+    batch, time, heads, width = x.shape
+    b, c = (jnp.repeat(v, heads // v.shape[2], axis=2) for v in (b, c))
+    state = jnp.zeros((batch, heads, b.shape[-1], width))
+    ys = []
+    for t in range(time):
+        decay = jnp.exp(dt[:, t] * a[None])
+        gain = jnp.einsum("bhn,bhp->bhnp", b[:, t], x[:, t] * dt[:, t, :, None])
+        state = state * decay[..., None, None] + gain
+        ys.append(jnp.einsum("bhn,bhnp->bhp", c[:, t], state))
+    return jnp.stack(ys, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("length", "chunk", "groups", "per_group"),
+    [(1, 4, 1, 1), (8, 4, 1, 2), (11, 4, 2, 2), (6, 1, 1, 2), (5, 16, 2, 1)],
+)
+def test_ssd_is_its_recurrence(length, chunk, groups, per_group):
+    heads = groups * per_group
+    x, dt = normal(0, 2, length, heads, 3), jax.nn.softplus(normal(1, 2, length, heads))
+    b, c = normal(2, 2, length, groups, 5), normal(3, 2, length, groups, 5)
+    a = -jnp.exp(normal(4, heads))
+    assert_same_with_gradients(lambda *v: ssd(*v, chunk), naive_ssd, x, dt, a, b, c)
+
+
+def test_ssd_survives_strong_decay():
+    x, b = normal(0, 1, 64, 1, 2), normal(1, 1, 64, 1, 2)
+    dt, a = jnp.full((1, 64, 1), 50.0), jnp.array([-16.0])
+    gradients = jax.grad(lambda *v: jnp.sum(ssd(*v, 32) ** 2), argnums=(0, 1, 2, 3, 4))(
+        x, dt, a, b, b
+    )
+    assert all(bool(jnp.all(jnp.isfinite(g))) for g in gradients)
+
+
+def naive_selective_scan(x, dt, a, b, c):
+    state, ys = jnp.zeros((x.shape[0], *a.shape)), []
+    for t in range(x.shape[1]):
+        gain = (dt[:, t] * x[:, t])[..., None] * b[:, t, None]
+        state = state * jnp.exp(dt[:, t, :, None] * a[None]) + gain
+        ys.append(jnp.einsum("ben,bn->be", state, c[:, t]))
+    return jnp.stack(ys, axis=1)
+
+
+@pytest.mark.parametrize(("length", "chunk"), [(1, 4), (8, 4), (11, 3), (5, 16)])
+def test_selective_scan_is_its_recurrence(length, chunk):
+    x, dt = normal(0, 2, length, 6), jax.nn.softplus(normal(1, 2, length, 6))
+    b, c = normal(2, 2, length, 3), normal(3, 2, length, 3)
+    a = -jnp.exp(normal(4, 6, 3))
+    assert_same_with_gradients(
+        lambda *v: selective_scan(*v, chunk), naive_selective_scan, x, dt, a, b, c
+    )
+
+
+def test_convolution_sees_the_past_alone():
+    x, weight, bias = normal(0, 2, 9, 3), normal(1, 4, 3), normal(2, 3)
+    expected = np.zeros(x.shape)
+    for t in range(9):
+        for k in range(4):
+            if t - 3 + k >= 0:
+                expected[:, t] += np.asarray(x[:, t - 3 + k] * weight[k][None])
+    expected += np.asarray(bias)
+    np.testing.assert_allclose(causal_conv(x, weight, bias), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_norm_and_activations_differentiate_as_written():
+    x, scale = normal(0, 2, 3, 8), normal(1, 8)
+
+    def plain(x, scale):
+        rms = jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 1e-5)
+        return x / rms * jnp.broadcast_to(scale, x.shape)
+
+    assert_same_with_gradients(lambda *v: rms_norm(*v, F32), plain, x, scale)
+    assert_same_with_gradients(
+        ACTIVATIONS["squared_relu"][1], lambda h: jnp.where(h > 0, h * h, 0.0), x
+    )
+    assert_same_with_gradients(
+        ACTIVATIONS["swiglu"][1], lambda h: jax.nn.silu(h[..., :4]) * h[..., 4:], x
+    )
+
+
+def naive_experts(layer: MoE, x: np.ndarray, places: int) -> np.ndarray:
+    """Token by token, in order of time, skipping experts that are full."""
+    config = layer.config
+    logits = np.asarray(layer.router(jnp.asarray(x)))
+    scores = np.asarray(
+        jax.nn.softmax(logits) if config.router == "softmax" else 1 / (1 + np.exp(-logits))
+    )
+    activation = ACTIVATIONS[config.activation][1]
+    out = np.zeros_like(x)
+    for i in range(x.shape[0]):
+        used = np.zeros(config.experts, int)
+        for t in range(x.shape[1]):
+            best = np.argsort(-scores[i, t], kind="stable")[: config.chosen]
+            weights = scores[i, t, best]
+            if config.normalize:
+                weights = weights / weights.sum()
+            for expert, weight in zip(best, weights, strict=True):
+                used[expert] += 1
+                if used[expert] <= places:
+                    h = activation(x[i, t] @ layer.up_EDF[...][expert])
+                    out[i, t] += (
+                        weight * config.weight_scale * np.asarray(h @ layer.down_EFD[...][expert])
+                    )
+    if layer.shared is not None:
+        out = out + np.asarray(layer.shared(jnp.asarray(x)))
+    return out
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MoEConfig(experts=4, chosen=2, hidden=6),
+        MoEConfig(experts=4, chosen=2, hidden=6, capacity_factor=0.6),
+        MoEConfig(
+            experts=5,
+            chosen=3,
+            hidden=4,
+            shared_hidden=3,
+            activation="squared_relu",
+            router="sigmoid",
+            normalize=True,
+            weight_scale=2.5,
+        ),
+    ],
+    ids=["dropless", "full experts drop", "sigmoid, shared"],
+)
+def test_experts_equal_a_loop_over_tokens(config):
+    layer = MoE(8, config, std=0.5, out_std=0.5, dtype=F32, param_dtype=F32, rngs=nnx.Rngs(0))
+    x = np.asarray(normal(1, 3, 7, 8))
+    y, balance = layer(jnp.asarray(x))
+    np.testing.assert_allclose(y, naive_experts(layer, x, config.places(7)), rtol=1e-4, atol=1e-5)
+    assert balance.shape == ()
+
+
+def test_balance_is_one_when_even_and_more_when_not():
+    config = MoEConfig(experts=4, chosen=1, hidden=4)
+    even = jnp.tile(10.0 * jnp.eye(4), (2, 2, 1))  # each expert is chosen equally often
+    np.testing.assert_allclose(route(even, config).balance, 1.0, rtol=1e-4)
+    skewed = jnp.zeros((2, 8, 4)).at[..., 0].set(10.0)
+    np.testing.assert_allclose(route(skewed, config).balance, 4.0, rtol=1e-3)
+
+
+def test_experts_refuse_impossible_sizes():
+    with pytest.raises(ValueError, match="cannot choose 5 of 4 experts"):
+        MoEConfig(experts=4, chosen=5, hidden=8)
+    with pytest.raises(ValueError, match="unknown router 'cosine'"):
+        MoEConfig(experts=4, chosen=1, hidden=8, router="cosine")
