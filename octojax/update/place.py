@@ -181,5 +181,5 @@ def origin(op: Op) -> str:
     for frame in traceback.frames:
         if "optax" in frame.file_name and "update" in frame.function_name:
             module = frame.file_name.replace("\\", "/").rsplit("/", 1)[-1]
-            return f"optax {module}:{frame.start_line} {frame.function_name}"
+            return f"optax {module}:{frame.line_num} {frame.function_name}"
     return ""
