@@ -73,15 +73,20 @@ def deliverable(schedule: Schedule) -> None:
     way to carry out a table, so what passes here cannot deadlock on any transport that keeps
     each rank's order.
     """
-    faults = list(_sent_and_received(schedule))
-    if faults:
-        _refuse(schedule, faults, _ADVICE_TRANSFER)
+    matched(schedule)
     blocked = stuck_ranks(schedule, rendezvous=True)
     if blocked:
         heads = " ".join(str(x.item) for x in blocked)
         summary = f"the table deadlocks under blocking rendezvous, stuck at {heads}"
         faults = [Fault(_waiting(schedule, x), (x.rank, x.position)) for x in blocked]
         _refuse(schedule, faults, _ADVICE_RENDEZVOUS, summary)
+
+
+def matched(schedule: Schedule) -> None:
+    """Returns nothing if each value that crosses ranks is sent and received once; else raises."""
+    faults = list(_sent_and_received(schedule))
+    if faults:
+        _refuse(schedule, faults, _ADVICE_TRANSFER)
 
 
 def naive_deadlock(schedule: Schedule) -> tuple[Stuck, ...]:
@@ -142,7 +147,9 @@ def _cell(seen: dict[Action, list[Place]], stage: int, microbatch: int) -> Itera
                 there[kind],
             )
     elif not backwards:
-        yield Fault(f"{has[Kind.BACKWARD]} is missing: no backward (B, or I and W) {who}", places[-1])
+        yield Fault(
+            f"{has[Kind.BACKWARD]} is missing: no backward (B, or I and W) {who}", places[-1]
+        )
     elif Kind.WEIGHT_GRAD not in there:
         yield Fault(
             f"{has[Kind.WEIGHT_GRAD]} is missing: {has[Kind.INPUT_GRAD]} makes only the input "

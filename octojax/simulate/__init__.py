@@ -1,10 +1,19 @@
-"""The simulator: a plan and its costs in, a timeline out. Its exact meaning: `simulator.py`."""
+"""The simulator: a plan and its costs in, a timeline out. Its exact meaning: `simulator.py`.
+
+The compiled parts are imported when they are first asked for, since that takes a moment.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from octojax.simulate.costs import LayerCosts, StageCosts, uniform_partition
-from octojax.simulate.evaluate import Evaluation, evaluate
-from octojax.simulate.links import Links
 from octojax.simulate.simulator import simulate
 from octojax.simulate.table import Table
+
+if TYPE_CHECKING:
+    from octojax.simulate.capacity import check_capacity
+    from octojax.simulate.evaluate import Evaluation, evaluate
+    from octojax.simulate.links import Links
 
 __all__ = [
     "Evaluation",
@@ -12,7 +21,21 @@ __all__ = [
     "Links",
     "StageCosts",
     "Table",
+    "check_capacity",
     "evaluate",
     "simulate",
     "uniform_partition",
 ]
+
+_LATER = {
+    "Evaluation": "evaluate",
+    "Links": "links",
+    "check_capacity": "capacity",
+    "evaluate": "evaluate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

@@ -85,7 +85,7 @@ def execute(
     recompute,
     speed,
     latency_s,
-    byte_s,
+    bandwidth_bytes_per_s,
     host_s,
 ):
     """Returns start and end (items,), sent, arrived and target (items, 2), rank_of, done.
@@ -176,7 +176,7 @@ def execute(
                 if other == rank:
                     continue
                 slot = 0 if kind == FORWARD else 1
-                occupied = nbytes[stage, OUTPUT + slot] * byte_s[rank, other]
+                occupied = nbytes[stage, OUTPUT + slot] / bandwidth_bytes_per_s[rank, other]
                 leaves = max(finish, link_free[rank, other])
                 sent[i, slot] = leaves
                 arrived[i, slot] = leaves + (latency_s[rank, other] + occupied)

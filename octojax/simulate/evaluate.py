@@ -53,7 +53,7 @@ def evaluate_arrays(
     recompute,
     speed,
     latency_s,
-    byte_s,
+    bandwidth_bytes_per_s,
     host_s,
     with_memory,
 ):
@@ -69,7 +69,7 @@ def evaluate_arrays(
         recompute,
         speed,
         latency_s,
-        byte_s,
+        bandwidth_bytes_per_s,
         host_s,
     )
     busy = np.zeros(num_ranks)
@@ -112,7 +112,7 @@ def _arguments(costs: StageCosts, links: Links) -> tuple[Any, ...]:
         costs.recompute,
         links.speed,
         links.latency_s,
-        links.byte_s,
+        links.bandwidth_bytes_per_s,
         links.host_cost_s,
     )
 

@@ -13,11 +13,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """Speeds of the ranks (ranks,), latency and seconds per byte of every link (ranks, ranks)."""
+    """Speeds of the ranks (ranks,), latency and bandwidth of every link (ranks, ranks)."""
 
     speed: Floats
     latency_s: Floats
-    byte_s: Floats
+    bandwidth_bytes_per_s: Floats
     host_cost_s: float
 
     @classmethod
@@ -34,6 +34,6 @@ class Links:
         return cls(
             np.array([machine.speed(r) for r in range(num_ranks)], dtype=np.float64),
             np.ascontiguousarray(table[:, :, 0]),
-            1.0 / table[:, :, 1],
+            np.ascontiguousarray(table[:, :, 1]),
             float(machine.host_cost_s),
         )

@@ -1,153 +1,151 @@
-"""The simulator's meaning in plain Python: slow, short, and the judge of the compiled one.
+"""The simulator's meaning in plain Python: the judge of the compiled one.
 
-Everything is looked up by name in dictionaries, and a fixed point is reached by trying every
-rank again and again. Written for its reader; for speed see `engine.py` and `memory.py`.
+Everything is looked up by name, and a fixed point is reached by trying every rank again and
+again. It does the same arithmetic in the same order as `engine.py`, so the two agree to the
+last bit. Small tables are simulated with it, which is quicker than loading a compiler.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from octojax.ir import Action, Item, Kind, Machine, Placement, Schedule
+from octojax.ir import Action, Item, Kind, Machine, Schedule
 from octojax.ir.lowering import Transfer, actions_of, owners, received, sent
 from octojax.ir.progress import Value, makes, reads
 from octojax.simulate.costs import KINDS, StageCosts
 
+_BACKWARD = (Kind.BACKWARD, Kind.INPUT_GRAD)
+Cell = tuple[int, int]
+"""`(rank, position)` in the table without transfers."""
+
 
 @dataclass
 class Run:
-    """When everything happens. Rows are as in the schedule; transfers in order of discovery."""
+    """When every cell and every transfer starts and ends, in seconds."""
 
-    start: dict[tuple[int, int], float] = field(default_factory=dict)  # (rank, position)
-    end: dict[tuple[int, int], float] = field(default_factory=dict)
-    transfers: dict[Transfer, tuple[float, float]] = field(default_factory=dict)
-
-    @property
-    def makespan_s(self) -> float:
-        return max(self.end.values(), default=0.0)
+    start: dict[Cell, float] = field(default_factory=dict)
+    end: dict[Cell, float] = field(default_factory=dict)
+    moves: dict[Transfer, tuple[float, float]] = field(default_factory=dict)
 
 
-def duration_s(
-    item: Item, rank: int, schedule: Schedule, costs: StageCosts, machine: Machine
-) -> float:
-    """Returns how long a rank is busy with an item: compute time plus host costs."""
-    owner = owners(schedule)
-    explicit = {a for _, _, a in schedule.actions() if a.kind is Kind.RECOMPUTE}
-    seconds, transfers = 0.0, 0
-    for action in actions_of(item):
-        seconds += costs.seconds[action.stage, KINDS.index(action.kind)]
-        rebuilds = action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD) and costs.recompute[action.stage]
-        if rebuilds and Action(action.stage, Kind.RECOMPUTE, action.microbatch) not in explicit:
-            seconds += costs.forward_s[action.stage]
-        transfers += received(action, rank, owner) is not None
-        transfers += sent(action, rank, owner) is not None
-    return seconds / machine.speed(rank) + transfers * machine.host_cost_s
+class Meaning:
+    """What the cells and transfers of a table without transfer actions cost."""
+
+    def __init__(self, schedule: Schedule, costs: StageCosts, machine: Machine | None) -> None:
+        self.schedule = schedule
+        self.costs = costs
+        self.machine = machine or Machine()
+        self.last_stage = costs.num_stages - 1
+        self.owner = owners(schedule)
+        self.rebuilt = {a for _, _, a in schedule.actions() if a.kind is Kind.RECOMPUTE}
+
+    def duration_s(self, rank: int, item: Item) -> float:
+        """Returns how long a rank is busy with an item: compute time plus host costs."""
+        seconds, transfers = 0.0, 0
+        for action in actions_of(item):
+            seconds += float(self.costs.seconds[action.stage, KINDS.index(action.kind)])
+            if self.rebuilds(action):
+                seconds += float(self.costs.forward_s[action.stage])
+            transfers += received(action, rank, self.owner) is not None
+            transfers += sent(action, rank, self.owner) is not None
+        return seconds / self.machine.speed(rank) + transfers * self.machine.host_cost_s
+
+    def rebuilds(self, action: Action) -> bool:
+        """Whether a backward runs its stage's forward again, having no R to do it."""
+        again = Action(action.stage, Kind.RECOMPUTE, action.microbatch)
+        backward = action.kind in _BACKWARD
+        return backward and bool(self.costs.recompute[action.stage]) and again not in self.rebuilt
+
+    def size_bytes(self, transfer: Transfer) -> float:
+        """Returns the bytes of a stage's output, or of the gradient of its input."""
+        column = self.costs.output_bytes if transfer.kind == "F" else self.costs.input_bytes
+        return float(column[transfer.stage])
+
+    def wire_s(self, transfer: Transfer) -> tuple[float, float]:
+        """Returns a transfer's latency and the time it occupies its link."""
+        latency, bandwidth = self.machine.link(transfer.source, transfer.target)
+        return latency, self.size_bytes(transfer) / bandwidth
 
 
-def size_bytes(transfer: Transfer, costs: StageCosts) -> float:
-    """Returns the bytes of a stage's output, or of the gradient of its input."""
-    column = costs.output_bytes if transfer.kind == "F" else costs.input_bytes
-    return column[transfer.stage]
-
-
-def run(schedule: Schedule, costs: StageCosts, machine: Machine | None = None) -> Run:
-    """Returns when everything happens with asynchronous transfers. Expects a valid schedule."""
-    machine = machine or Machine()
-    owner = owners(schedule)
-    last_stage = costs.num_stages - 1
+def run(meaning: Meaning) -> Run:
+    """Returns when everything happens with asynchronous transfers. Expects a valid table."""
+    rows = meaning.schedule.ranks
     result = Run()
-    at: dict[tuple[int, Value], float] = {}  # (rank, value): when the value is there
-    free: dict[int, float] = defaultdict(float)
+    at: dict[tuple[int, Value], float] = {}  # when a value is on a rank
+    free = [0.0] * len(rows)
     link_free: dict[tuple[int, int], float] = defaultdict(float)
-    head = [0] * schedule.num_ranks
+    head = [0] * len(rows)
     moved = True
     while moved:
         moved = False
-        for rank, row in enumerate(schedule.ranks):
-            if head[rank] == len(row):
-                continue
-            item = row[head[rank]]
-            needs = [v for a in actions_of(item) for v in reads(a, last_stage)]
-            if not all((rank, v) in at for v in needs):
-                continue
-            start = max([free[rank], *(at[rank, v] for v in needs)])
-            end = start + duration_s(item, rank, schedule, costs, machine)
-            result.start[rank, head[rank]], result.end[rank, head[rank]] = start, end
-            free[rank] = end
-            head[rank] += 1
-            moved = True
-            for action in actions_of(item):
-                value = makes(action)
-                if value is not None:
+        for rank, row in enumerate(rows):
+            while head[rank] < len(row):
+                item = row[head[rank]]
+                needs = [v for a in actions_of(item) for v in reads(a, meaning.last_stage)]
+                if not all((rank, v) in at for v in needs):
+                    break
+                start = max([free[rank], *(at[rank, v] for v in needs)])
+                end = start + meaning.duration_s(rank, item)
+                result.start[rank, head[rank]], result.end[rank, head[rank]] = start, end
+                free[rank] = end
+                head[rank] += 1
+                moved = True
+                for action in actions_of(item):
+                    value = makes(action)
+                    if value is None:
+                        continue
                     at[rank, value] = end
-                transfer = sent(action, rank, owner)
-                if transfer is None or value is None:
-                    continue
-                latency, bandwidth = machine.link(rank, transfer.target)
-                occupied = size_bytes(transfer, costs) / bandwidth
-                leaves = max(end, link_free[rank, transfer.target])
-                link_free[rank, transfer.target] = leaves + occupied
-                arrives = leaves + latency + occupied
-                result.transfers[transfer] = (leaves, arrives)
-                at[transfer.target, value] = arrives
+                    transfer = sent(action, rank, meaning.owner)
+                    if transfer is None:
+                        continue
+                    link = (rank, transfer.target)
+                    latency, occupied = meaning.wire_s(transfer)
+                    leaves = max(end, link_free[link])
+                    link_free[link] = leaves + occupied
+                    arrives = leaves + (latency + occupied)
+                    result.moves[transfer] = (leaves, arrives)
+                    at[transfer.target, value] = arrives
     return result
 
 
-def held_bytes(
-    schedule: Schedule, costs: StageCosts, done: Run, rank: int
-) -> list[tuple[float, float, float]]:
-    """Returns `(from_s, until_s, bytes)` of everything a rank holds beside its static state."""
-    owner = owners(schedule)
+def held_bytes(meaning: Meaning, done: Run, rank: int) -> list[tuple[float, float, float]]:
+    """Returns `(from_s, until_s, bytes)` of everything a rank holds beside its static state.
+
+    Residuals from F's start (with recompute only the input, and the residuals from the start
+    of R, I or B) to the end of I or B; what I keeps, to the end of W; a received value from
+    the start of its transfer to its consumer's end; a sent one from its producer's end to the
+    end of its transfer. A span includes its start and not its end.
+    """
+    costs = meaning.costs
     start: dict[Action, float] = {}
     end: dict[Action, float] = {}
-    for position, item in enumerate(schedule.ranks[rank]):
+    for position, item in enumerate(meaning.schedule.ranks[rank]):
         for action in actions_of(item):
             start[action], end[action] = done.start[rank, position], done.end[rank, position]
-    spans = []
+    spans: list[tuple[float, float, float]] = []
     for action in start:
         stage, microbatch = action.stage, action.microbatch
-        if action.kind is Kind.FORWARD:
-            back = next(
-                a
-                for kind in (Kind.BACKWARD, Kind.INPUT_GRAD)
-                if (a := Action(stage, kind, microbatch)) in start
-            )
-            weight = Action(stage, Kind.WEIGHT_GRAD, microbatch)
-            rebuilt = start.get(Action(stage, Kind.RECOMPUTE, microbatch), start[back])
-            residual = costs.residual_bytes[stage]
+        forward = Action(stage, Kind.FORWARD, microbatch)
+        if action.kind in _BACKWARD:
+            residual = float(costs.residual_bytes[stage])
             if costs.recompute[stage]:
-                spans.append((start[action], end[back], costs.input_bytes[stage]))
-                spans.append((rebuilt, end[back], residual))
+                again = Action(stage, Kind.RECOMPUTE, microbatch)
+                spans.append((start[forward], end[action], float(costs.input_bytes[stage])))
+                spans.append((start.get(again, start[action]), end[action], residual))
             else:
-                spans.append((start[action], end[back], residual))
-            if weight in start:
-                spans.append((end[back], end[weight], costs.weight_residual_bytes[stage]))
-        bring, take = received(action, rank, owner), sent(action, rank, owner)
+                spans.append((start[forward], end[action], residual))
+        if action.kind is Kind.WEIGHT_GRAD:
+            split = Action(stage, Kind.INPUT_GRAD, microbatch)
+            spans.append((end[split], end[action], float(costs.weight_residual_bytes[stage])))
+        bring, take = received(action, rank, meaning.owner), sent(action, rank, meaning.owner)
         if bring is not None:
-            spans.append((done.transfers[bring][0], end[action], size_bytes(bring, costs)))
+            spans.append((done.moves[bring][0], end[action], meaning.size_bytes(bring)))
         if take is not None:
-            spans.append((end[action], done.transfers[take][1], size_bytes(take, costs)))
+            spans.append((end[action], done.moves[take][1], meaning.size_bytes(take)))
     return spans
 
 
-def peak_bytes(
-    schedule: Schedule,
-    costs: StageCosts,
-    done: Run,
-    rank: int,
-    placement: Placement | None = None,
-) -> float:
-    """Returns the most bytes a rank holds at any instant. A span includes its start only."""
-    spans = held_bytes(schedule, costs, done, rank)
-    held = (placement or schedule.placement).ranks[rank]
-    static = sum(costs.state_bytes[stage] for stage in held)
-    instants = {begin for begin, _, _ in spans}
-    return static + max(
-        (sum(size for a, b, size in spans if a <= t < b) for t in instants), default=0.0
-    )
-
-
 def peak_live(schedule: Schedule, rank: int, until: Kind) -> int:
-    """Returns the most live (stage, microbatch)s of a rank, freed at `until` (I or W) or B."""
+    """Returns the most live (stage, microbatch)s of a rank, freed at B or at `until` (I or W)."""
     live, peak = 0, 0
     for item in schedule.ranks[rank]:
         kinds = [action.kind for action in actions_of(item)]
@@ -155,18 +153,3 @@ def peak_live(schedule: Schedule, rank: int, until: Kind) -> int:
         peak = max(peak, live)
         live -= kinds.count(Kind.BACKWARD) + kinds.count(until)
     return peak
-
-
-def both_busy_s(done: Run, transfer: Transfer) -> float:
-    """Returns how long the two ranks of a transfer compute at once while it is under way."""
-    begin, stop = done.transfers[transfer]
-
-    def busy(rank: int) -> list[tuple[float, float]]:
-        return [
-            (max(begin, done.start[key]), min(stop, done.end[key]))
-            for key in done.start
-            if key[0] == rank and done.start[key] < stop and done.end[key] > begin
-        ]
-
-    pairs = ((x, y) for x in busy(transfer.source) for y in busy(transfer.target))
-    return sum(max(0.0, min(x[1], y[1]) - max(x[0], y[0])) for x, y in pairs)

@@ -1,18 +1,19 @@
 """From a schedule or plan and its costs to a timeline."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from octojax.errors import PlanError
 from octojax.ir import Machine, Plan, Profile, Schedule, Timeline
+from octojax.ir.lowering import lower_naively, without_transfers
 from octojax.ir.verify import verify
 from octojax.simulate.costs import StageCosts, uniform_partition
-from octojax.simulate.evaluate import trace
-from octojax.simulate.links import Links
-from octojax.simulate.rows import simulate_rows
-from octojax.simulate.table import Table
+from octojax.simulate.oracle import Meaning, run
+from octojax.simulate.rows import run_blocking, run_posted
 from octojax.simulate.timelines import Free, timeline_of
 
 Mode = Literal["async", "blocking"]
+
+_SMALL = 600  # cells up to which plain Python is quicker than loading the compiled code
 
 
 def simulate(
@@ -21,6 +22,7 @@ def simulate(
     machine: Machine | None = None,
     mode: Mode = "async",
     free: Free = "backward",
+    compiled: bool | None = None,
 ) -> Timeline:
     """Returns the timeline of one step.
 
@@ -29,30 +31,45 @@ def simulate(
     links. In mode "async" transfers run beside computation; in "blocking" a send and its
     receive occupy both ranks, just around the computation or where a lowered table has them.
     `free` chooses whether `peak_microbatches` counts until I or B ("backward") or until W or B.
+    `compiled` chooses between two implementations that agree to the last bit; None takes the
+    compiled one for all but small tables.
+
     Raises `ScheduleError` for a table that is wrong or deadlocks, `PlanError` for costs of
     another number of stages.
     """
-    verify_form(mode, free)
+    for name, value, known in (("mode", mode, Mode), ("free", free, Free)):
+        if value not in get_args(known):
+            raise ValueError(f"{name}={value!r} is unknown; choose of {', '.join(get_args(known))}")
     if isinstance(costs, Profile) and machine is None:
         machine = costs.machine
     stage_costs = costs_of(schedule, costs)
     rows = schedule.schedule if isinstance(schedule, Plan) else schedule
-    if mode == "blocking" or rows.has_transfers:
-        return simulate_rows(schedule, stage_costs, machine, mode == "blocking", free)
-    verify(schedule, num_stages=stage_costs.num_stages)
-    table = Table.of(schedule)
-    links = Links.of(machine, table.num_ranks)
-    return timeline_of(table, stage_costs, trace(table, stage_costs, links), rows, free)
+    plain = without_transfers(rows) if rows.has_transfers else rows
+    verify(_replaced(schedule, plain), num_stages=stage_costs.num_stages)
+    lowered = mode == "blocking" or rows.has_transfers
+    if compiled is None:
+        compiled = sum(map(len, plain.ranks)) > _SMALL
+    if compiled and not lowered:
+        from octojax.simulate.compiled import compiled_timeline
+        from octojax.simulate.links import Links
+        from octojax.simulate.table import Table
+
+        table = Table.of(_replaced(schedule, plain))
+        return compiled_timeline(
+            table, stage_costs, Links.of(machine, table.num_ranks), plain, free
+        )
+    meaning = Meaning(plain, stage_costs, machine)
+    if not lowered:
+        done = run(meaning)
+    elif mode == "blocking":
+        done = run_blocking(rows if rows.has_transfers else lower_naively(rows), meaning)
+    else:
+        done = run_posted(rows, meaning)
+    return timeline_of(meaning, done, schedule.placement, free)
 
 
-def verify_form(mode: str, free: str) -> None:
-    """Raises `ValueError` for an unknown mode or way of counting."""
-    for name, value, known in (
-        ("mode", mode, ("async", "blocking")),
-        ("free", free, ("backward", "weight")),
-    ):
-        if value not in known:
-            raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
+def _replaced(schedule: Schedule | Plan, rows: Schedule) -> Schedule | Plan:
+    return schedule.with_schedule(rows) if isinstance(schedule, Plan) else rows
 
 
 def costs_of(schedule: Schedule | Plan, costs: StageCosts | Profile) -> StageCosts:
