@@ -285,7 +285,7 @@ class Engine:
         stops the others.
         """
         assert self.threads is not None, "Engine.ready was not called"
-        self.transport.begin()
+        self.transport.begin(self.step.order_of("FBG"))
         works = [
             partial(part.run, params[i], state[i], counters[i], batch)
             for i, part in enumerate(self.parts)
@@ -303,7 +303,7 @@ class Engine:
 
     def refresh(self, params: Sequence[jax.Array | None]) -> list[Sequence[jax.Array]]:
         """Returns, per `P` transfer, the copies of shared parameters at their other holders."""
-        self.transport.begin()
+        self.transport.begin(self.step.order_of("P"))
         copies = []
         for k, transfer in enumerate(self.step.transfers):
             if transfer.kind != "P":

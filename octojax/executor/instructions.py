@@ -97,5 +97,9 @@ class StepProgram:
     owners: tuple[int, ...]  # per parameter unit: the rank that updates it, -1: unused
     holders: tuple[tuple[int, ...], ...]  # per parameter unit: every rank that reads it
 
+    def order_of(self, kinds: str) -> tuple[int, ...]:
+        """Returns the transfers of these kinds in the common order."""
+        return tuple(k for k in self.order if self.transfers[k].kind in kinds)
+
     def __str__(self) -> str:
         return "\n".join(f"rank {r.rank}: " + ", ".join(str(i) for i in r.body) for r in self.ranks)

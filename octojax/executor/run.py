@@ -129,21 +129,24 @@ class RankThreads:
         calls = [guarded(r, w) for r, w in zip(self.ranks, works, strict=True)]
         for inbox, call in zip(self.inboxes, calls[1:], strict=True):
             inbox.put(_Job(call, done))
+        stopped: list[BaseException] = []
         try:
             results[self.ranks[0]] = calls[0]()
-        except Stopped:
-            pass
-        except BaseException as error:
-            if not isinstance(error, Exception):  # a keyboard interrupt: let the others end first
-                abort(error)
+        except BaseException as error:  # kept in `failures`, or a consequence of one
+            stopped.append(error)
         for _ in self.inboxes:
-            rank, result, _error = done.get()
+            rank, result, error = done.get()
             results[rank] = result
+            if error is not None:
+                stopped.append(error)
         if failures:
             rank, error = failures[0]
             if not isinstance(error, Exception) or isinstance(error, ExecutionError):
                 raise error
             raise ExecutionError(f"rank {rank} failed: {error}") from error
+        if stopped:
+            cause = stopped[0].__cause__
+            raise ExecutionError(f"a transfer failed: {cause}") from cause
         return [results[r] for r in self.ranks]
 
     def close(self) -> None:

@@ -27,8 +27,11 @@ class Transport(Protocol):
 
     def receive(self, number: int) -> Arrays: ...
 
-    def begin(self) -> None:
-        """Called once per step, before any rank starts."""
+    def begin(self, order: Sequence[int]) -> None:
+        """Called before any rank starts: these transfers will happen, in an order like this.
+
+        `order` is a linear extension of the dependences, the same in every process.
+        """
 
     def abort(self, error: BaseException) -> None:
         """Makes every waiting and later `receive` of this step raise."""
@@ -105,7 +108,7 @@ class DevicePut:
         self.copies = [copy_to(tuple(where)) for where in shardings]
         self.waits = jax.default_backend() == "cpu"
 
-    def begin(self) -> None:
+    def begin(self, order: Sequence[int]) -> None:
         self.mail.clear()
 
     def send(self, number: int, values: Arrays) -> None:

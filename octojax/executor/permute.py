@@ -1,0 +1,191 @@
+"""Transfers as compiled `ppermute` programs over the devices of two ranks.
+
+    comm thread    0SEND_F0   0SEND_F1   1SEND_B0 ...    one global order, in every process
+    rank threads   send: hand the values over            receive: wait for them
+
+The two ranks' values form one array that claims to be replicated over the pair: on the source
+it is the value, on the target a buffer of zeros of the same shape. The program permutes along
+the pair, so that afterwards the target holds the value. All leaves travel in one program.
+"""
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from octojax.executor.instructions import Transfer
+from octojax.executor.transport import Arrays, Mailboxes, Stopped
+from octojax.mesh import PipelineMesh, Rank
+from octojax.programs.build import Job, compile_all
+
+PAIR = "pair"
+
+
+class PairPermute:
+    """Issues all transfers from one thread, in the order that `begin` is given."""
+
+    def __init__(
+        self,
+        transfers: Sequence[Transfer],
+        values: Sequence[Sequence[jax.ShapeDtypeStruct]],
+        mesh: PipelineMesh,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self.transfers = tuple(transfers)
+        self.outgoing = Mailboxes(transfers, timeout_s)
+        self.arrived = Mailboxes(transfers, timeout_s)
+        self.local = frozenset(mesh.local_ranks)
+        self.links = _links(transfers, values, mesh)
+        self.orders: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
+        self.idle = threading.Event()
+        self.idle.set()
+        threading.Thread(target=self._serve, name="octopipe transfers", daemon=True).start()
+
+    def begin(self, order: Sequence[int]) -> None:
+        self.idle.wait()
+        self.outgoing.clear()
+        self.arrived.clear()
+        mine = tuple(
+            k
+            for k in order
+            if not self.local.isdisjoint((self.transfers[k].source, self.transfers[k].target))
+        )
+        if mine:
+            self.idle.clear()
+            self.orders.put(mine)
+
+    def send(self, number: int, values: Arrays) -> None:
+        self.outgoing.put(number, values)
+
+    def receive(self, number: int) -> Arrays:
+        return self.arrived.get(number)
+
+    def abort(self, error: BaseException) -> None:
+        self.outgoing.abort(error)
+        self.arrived.abort(error)
+
+    def close(self) -> None:
+        self.orders.put(None)
+
+    def _serve(self) -> None:
+        while (order := self.orders.get()) is not None:
+            try:
+                for number in order:
+                    self._issue(number)
+            except Stopped:
+                pass
+            except BaseException as error:
+                self.abort(error)
+            finally:
+                self.idle.set()
+
+    def _issue(self, number: int) -> None:
+        transfer, link = self.transfers[number], self.links[number]
+        values = self.outgoing.get(number) if transfer.source in self.local else None
+        moved = link.move(values)
+        if transfer.target in self.local:
+            self.arrived.put(number, moved)
+
+
+class _Link:
+    """One compiled program: values of given shapes, from one rank to another."""
+
+    def __init__(self, mesh: Mesh, source: Rank, target: Rank, values: Sequence[Any]) -> None:
+        self.source, self.target = source, target
+        self.shapes = [v.shape for v in values]
+        specs = [getattr(v.sharding, "spec", PartitionSpec()) for v in values]
+        self.shardings = [NamedSharding(mesh, spec) for spec in specs]
+        self.target_shardings = [v.sharding for v in values]
+        self.avals = [
+            jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=s)
+            for v, s in zip(values, self.shardings, strict=True)
+        ]
+        here = jax.process_index()
+        self.receives = any(d.process_index == here for d in target.devices)
+        self.blanks = [
+            _pieces(jax.device_put(np.zeros(v.shape, v.dtype), v.sharding))
+            if self.receives
+            else []
+            for v in values
+        ]
+
+        def permute(*values: jax.Array) -> tuple[jax.Array, ...]:
+            return tuple(jax.lax.ppermute(v, PAIR, [(0, 1)]) for v in values)
+
+        self.function = jax.shard_map(
+            permute, mesh=mesh, in_specs=tuple(specs), out_specs=tuple(specs), check_vma=False
+        )
+        self.program: Any = None
+
+    def job(self) -> Job:
+        name = f"transfer from rank {self.source.index} to rank {self.target.index}"
+        return Job(name, self.function, tuple(self.avals), (), tuple(self.shardings))
+
+    def move(self, values: Arrays | None) -> list[jax.Array]:
+        """Returns the values on the target; [] in a process that is only the source."""
+        sent = [[] for _ in self.shapes] if values is None else map(_pieces, values)
+        joined = [
+            jax.make_array_from_single_device_arrays(shape, sharding, [*pieces, *blank])
+            for shape, sharding, pieces, blank in zip(
+                self.shapes, self.shardings, sent, self.blanks, strict=True
+            )
+        ]
+        moved = self.program(*joined)
+        if not self.receives:
+            return []
+        return [
+            _at_target(value, sharding)
+            for value, sharding in zip(moved, self.target_shardings, strict=True)
+        ]
+
+
+def _pieces(value: jax.Array) -> list[jax.Array]:
+    if len(value.sharding.device_set) == 1:
+        return [value]
+    return [s.data for s in value.addressable_shards]
+
+
+def _at_target(value: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
+    wanted = sharding.device_set
+    pieces = [s.data for s in value.addressable_shards if s.device in wanted]
+    if len(wanted) == 1:
+        return pieces[0]
+    return jax.make_array_from_single_device_arrays(value.shape, sharding, pieces)
+
+
+def _links(
+    transfers: Sequence[Transfer],
+    values: Sequence[Sequence[jax.ShapeDtypeStruct]],
+    mesh: PipelineMesh,
+) -> list[Any]:
+    """One link per transfer; transfers of equal values between the same ranks share one.
+
+    In every process links are made and compiled in the same order.
+    """
+    local = frozenset(mesh.local_ranks)
+    known: dict[Any, _Link] = {}
+    found: list[_Link | None] = []
+    for transfer, carried in zip(transfers, values, strict=True):
+        ends = (transfer.source, transfer.target)
+        if local.isdisjoint(ends):
+            found.append(None)
+            continue
+        kinds = tuple((v.shape, v.dtype, getattr(v.sharding, "spec", None)) for v in carried)
+        key = (*ends, kinds)
+        if key not in known:
+            source, target = mesh.ranks[ends[0]], mesh.ranks[ends[1]]
+            known[key] = _Link(_pair_mesh(source, target), source, target, carried)
+        found.append(known[key])
+    links = list(known.values())
+    for link, program in zip(links, compile_all([x.job() for x in links], False), strict=True):
+        link.program = program
+    return found
+
+
+def _pair_mesh(source: Rank, target: Rank) -> Mesh:
+    devices = np.stack([source.mesh.devices, target.mesh.devices])
+    return Mesh(devices, (PAIR, *source.mesh.axis_names))
