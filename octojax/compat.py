@@ -41,6 +41,13 @@ def new_jaxpr(
     return ClosedJaxpr(Jaxpr((), list(invars), list(outvars), list(eqns), effects, debug), ())
 
 
+def new_eqn(
+    primitive: Any, invars: Sequence[Atom], outvars: Sequence[Var], params: dict[str, Any]
+) -> JaxprEqn:
+    """An equation without effects."""
+    return jex.new_jaxpr_eqn(list(invars), list(outvars), primitive, params, jex.no_effects)
+
+
 def split_consts(jaxpr: Any) -> tuple[Any, tuple[Any, ...]]:
     """The `(jaxpr, constants)` of an open or closed jaxpr, in either version."""
     consts = tuple(getattr(jaxpr, "consts", ()) or ())

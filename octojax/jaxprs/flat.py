@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import JaxprEqn, Literal, Var
 
 from octojax import compat
 from octojax.compat import Atom
@@ -25,8 +25,8 @@ class FlatJaxpr:
         return "\n".join(rows)
 
 
-def flatten(jaxpr: ClosedJaxpr) -> FlatJaxpr:
-    """The flat form of a jaxpr, which stays as it is."""
+def flatten(jaxpr: Any) -> FlatJaxpr:
+    """The flat form of an open or closed jaxpr, which stays as it is."""
     inner, consts = compat.split_consts(jaxpr)
     return FlatJaxpr(
         tuple(inner.invars),
@@ -67,6 +67,14 @@ class Builder:
         self.eqns.append(eqn.replace(invars=[read(env, x) for x in eqn.invars], outvars=outvars))
         env.update(zip(eqn.outvars, outvars))
 
+    def append(
+        self, primitive: Any, args: Sequence[Atom], params: dict[str, Any], aval: Any
+    ) -> Var:
+        """Appends an equation without effects; returns its one output."""
+        out = compat.new_var(aval)
+        self.eqns.append(compat.new_eqn(primitive, args, [out], params))
+        return out
+
     def call(
         self,
         body: Any,
@@ -82,13 +90,6 @@ class Builder:
         for eqn in inner.eqns:
             (emit or self.emit)(eqn, env)
         return [read(env, x) for x in inner.outvars]
-
-    def trace(self, fn: Callable[..., Any], *args: Atom) -> list[Atom]:
-        """Appends the equations of `fn` applied to variables; returns its outputs."""
-        import jax
-
-        shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in args]  # pyright: ignore[reportAttributeAccessIssue]
-        return self.call(compat.trace(fn, *shapes)[0], args)
 
     def finish(self, outvars: Sequence[Atom]) -> FlatJaxpr:
         return FlatJaxpr(

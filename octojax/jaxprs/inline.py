@@ -22,6 +22,13 @@ def inline_call(
     builder: Builder, eqn: JaxprEqn, args: Sequence[Atom], names: Collection[str] = JIT_NAMES
 ) -> list[Atom]:
     """Appends the body of a call, and of every call by one of `names` in it."""
+    return call_inlined(builder, body_of(eqn), args, names)
+
+
+def call_inlined(
+    builder: Builder, body: Any, args: Sequence[Atom], names: Collection[str] = JIT_NAMES
+) -> list[Atom]:
+    """Appends a jaxpr with the calls by `names` in it written out; returns its outputs."""
 
     def emit(inner: JaxprEqn, env: dict[Any, Atom]) -> None:
         if inner.primitive.name not in names or body_of(inner) is None:
@@ -31,7 +38,7 @@ def inline_call(
         env.update(zip(inner.outvars, outputs, strict=True))
         return None
 
-    return builder.call(body_of(eqn), args, emit)
+    return builder.call(body, args, emit)
 
 
 def inline_jits(flat: FlatJaxpr, names: Collection[str] = JIT_NAMES) -> FlatJaxpr:

@@ -67,8 +67,13 @@ def _marks(steps: Sequence[Step]) -> set[int]:
 
 
 def _candidates(steps: Sequence[Step]) -> list[int]:
+    """One position per pair of neighbouring heavy steps, unless the user marked one there."""
     heavy = [p for p, step in enumerate(steps) if step.heavy]
-    return [_narrowest(steps, start, stop) for start, stop in zip(heavy, heavy[1:])]
+    return [
+        _narrowest(steps, start, stop)
+        for start, stop in zip(heavy, heavy[1:])
+        if not any(step.marked for step in steps[start:stop])
+    ]
 
 
 def _narrowest(steps: Sequence[Step], start: int, stop: int) -> int:

@@ -1,7 +1,7 @@
 """From layers and a partition to the forward program of every stage."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jax.extend.core import JaxprEqn, Literal, Var
@@ -12,7 +12,6 @@ from octojax.ir.action import Kind
 from octojax.ir.graph import LayerGraph
 from octojax.ir.partition import Partition
 from octojax.layers import classify
-from octojax.layers.classify import Depends
 from octojax.layers.find import LayeredLoss
 from octojax.layers.state import Counters, StateKind, StateLeaf, counters, new_value, state_kinds
 from octojax.stages.program import ForwardStage, ParamUnit, Program, Ref, Role

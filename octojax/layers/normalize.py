@@ -8,11 +8,14 @@ from typing import Any
 from jax.extend.core import Var
 
 from octojax import compat
-from octojax.jaxprs.dataflow import needed_for
+from octojax.jaxprs.dead import without_dead
 from octojax.jaxprs.flat import FlatJaxpr
-from octojax.jaxprs.inline import inline_jits
+from octojax.jaxprs.fold import fold_integers
+from octojax.jaxprs.rows import push_rows
+from octojax.jaxprs.stacks import split_stacks
 from octojax.layers import classify
 from octojax.layers.classify import Depends
+from octojax.layers.open import Remat, open_layers
 from octojax.stages.program import ParamUnit, Ref, Role
 from octojax.trace import TracedLoss
 
@@ -63,41 +66,49 @@ class NormalLoss:
         return tuple(sorted(ref.index for ref in refs if ref.role is Role.PARAM))
 
 
-def normalize(traced: TracedLoss) -> NormalLoss:
-    """The loss with nested jits inlined and dead equations gone."""
-    flat = inline_jits(traced.flat)
-    sources = classify.sources(traced, flat)
-    return _name_inputs(traced, _without_dead(flat), sources)
-
-
-def _without_dead(flat: FlatJaxpr) -> FlatJaxpr:
-    needed = needed_for(flat.eqns, flat.outvars, keep_effects=True)
-    eqns = tuple(eqn for at, eqn in enumerate(flat.eqns) if at in needed)
-    return FlatJaxpr(flat.invars, flat.constvars, flat.constants, eqns, flat.outvars)
+def normalize(traced: TracedLoss, remat: Remat = Remat.LARGE) -> NormalLoss:
+    """The loss with calls and stacks of layers opened, dead equations gone, inputs named."""
+    sources = classify.sources(traced, traced.flat)
+    flat = open_layers(traced.flat, sources, remat)
+    flat = without_dead(push_rows(fold_integers(without_dead(flat))))
+    return _name_inputs(traced, flat, sources)
 
 
 def _name_inputs(traced: TracedLoss, flat: FlatJaxpr, depends: Mapping[Var, Depends]) -> NormalLoss:
-    """The loss with a role for each of its inputs; constants become units of their own."""
+    """The loss with a role for each of its inputs; constants become units of their own.
+
+    A leaf of which each row is read on its own, and nothing else, becomes one unit per row.
+    """
     num_params, num_state = len(traced.params), len(traced.state)
     state_end = num_params + num_state
-    units: list[ParamUnit] = []
-    avals: list[Any] = []
+    leaves: list[tuple[Var, int, str, bool]] = []
     inputs: dict[Var, Ref] = {}
-
-    def unit(var: Var, leaf: int, name: str, trainable: bool) -> None:
-        inputs[var] = Ref(Role.PARAM, len(units))
-        units.append(ParamUnit(leaf, None, name, trainable))
-        avals.append(var.aval)
-
     for at, var in enumerate(flat.invars):
         if at < num_params:
-            unit(var, at, traced.params.names[at], compat.is_float(var.aval))
+            leaves.append((var, at, traced.params.names[at], compat.is_float(var.aval)))
         elif at >= state_end:
             inputs[var] = Ref(Role.BATCH, at - state_end)
         elif classify.is_read_only(traced, at - num_params):
-            unit(var, at, traced.state.names[at - num_params], False)
+            leaves.append((var, at, traced.state.names[at - num_params], False))
         else:
             inputs[var] = Ref(Role.STATE, at - num_params)
     for k, var in enumerate(flat.constvars):
-        unit(var, state_end + k, f"constant.{k}", False)
-    return NormalLoss(flat, inputs, depends, tuple(units), tuple(avals))
+        leaves.append((var, state_end + k, f"constant.{k}", False))
+    flat, rows = split_stacks(flat, [var for var, *_ in leaves])
+    found = dict(depends)
+    units: list[ParamUnit] = []
+    avals: list[Any] = []
+    for whole, leaf, name, trainable in leaves:
+        for index, var in rows.get(whole, ((None, whole),)):
+            inputs[var] = Ref(Role.PARAM, len(units))
+            title = name if index is None else _row_name(name, index)
+            units.append(ParamUnit(leaf, index, title, trainable))
+            avals.append(var.aval)
+            found[var] = depends.get(whole, Depends.NOTHING)
+    return NormalLoss(flat, inputs, found, tuple(units), tuple(avals))
+
+
+def _row_name(name: str, index: int) -> str:
+    """The path of one layer's slice: `layers.dense.kernel` 2 -> `layers.2.dense.kernel`."""
+    first, *rest = name.split(".")
+    return ".".join([first, str(index), *rest])

@@ -262,7 +262,8 @@ def weight_twice() -> Case:
     def loss(params: Any, batch: Any) -> jax.Array:
         h = batch["x"]
         for p in params:
-            h = boundary(h) + jnp.tanh(h @ p["w"]) @ p["w"].T
+            h = boundary(h)
+            h = h + jnp.tanh(h @ p["w"]) @ p["w"].T
         return mse(h, batch["y"])
 
     return Case("weight-twice", params, loss, vectors, layers=5)

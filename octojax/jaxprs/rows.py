@@ -1,0 +1,195 @@
+"""Slices of stacked arrays traced back to where each row comes from.
+
+    c = convert_element_type a           r = slice[2:3] a
+    s = slice[2:3] c             becomes s = convert_element_type r
+    w = squeeze s                        w = squeeze s
+
+so that layer 2 reads row 2 of the parameter `a` and nothing else of it. Through a stack of
+results it leads to the result itself: the skips of an unrolled encoder reach its decoder one by
+one.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import JaxprEqn, Literal, Var
+
+from octojax.compat import Atom
+from octojax.jaxprs.flat import Builder, FlatJaxpr, read
+from octojax.jaxprs.fold import slice_static
+
+_ELEMENTWISE = frozenset(
+    ["convert_element_type", "mul", "add", "sub", "div", "neg", "exp", "exp2", "log", "tanh", "logistic", "sqrt", "rsqrt", "square", "abs", "integer_pow", "max", "min", "pow", "sign", "sin", "cos", "name", "stop_gradient", "copy", "log1p", "expm1", "select_n"]
+)
+
+
+def push_rows(flat: FlatJaxpr) -> FlatJaxpr:
+    """The jaxpr with every slice of one row along axis 0 taken as early as possible."""
+    return _Rows(flat).run()
+
+
+def row_index(eqn: JaxprEqn) -> int | None:
+    """The row that an equation `slice[i:i+1, :, ...]` takes; None for any other equation."""
+    if eqn.primitive.name != "slice":
+        return None
+    shape = eqn.invars[0].aval.shape  # pyright: ignore[reportAttributeAccessIssue]
+    starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+    plain = not eqn.params["strides"] or all(s == 1 for s in eqn.params["strides"])
+    whole = all(s == 0 for s in starts[1:]) and tuple(limits[1:]) == tuple(shape[1:])
+    if not shape or limits[0] - starts[0] != 1 or not plain or not whole:
+        return None
+    return starts[0]
+
+
+def expand_row(builder: Builder, row: Atom) -> Atom:
+    """Appends an axis of size 1 in front."""
+    shape = (1, *row.aval.shape)
+    dims = tuple(range(1, len(shape)))
+    params = {"shape": shape, "broadcast_dimensions": dims, "sharding": None}
+    return builder.append(jax.lax.broadcast_in_dim_p, [row], params, row.aval.update(shape=shape))
+
+
+def squeeze_row(builder: Builder, row: Atom) -> Atom:
+    """Appends the removal of the axis of size 1 in front."""
+    aval = row.aval.update(shape=row.aval.shape[1:])
+    return builder.append(jax.lax.squeeze_p, [row], {"dimensions": (0,)}, aval)
+
+
+class _Rows:
+    """One rewrite: remembers what made each new variable and which rows were taken already."""
+
+    def __init__(self, flat: FlatJaxpr) -> None:
+        self.flat = flat
+        self.builder = Builder(flat)
+        self.roots = set(flat.invars) | set(flat.constvars)
+        self.made: dict[Var, tuple[JaxprEqn, int]] = {}
+        self.rows: dict[tuple[Var, int], Atom] = {}
+        self.sliceable: dict[Var, bool] = {}
+
+    def run(self) -> FlatJaxpr:
+        env: dict[Var, Atom] = {}
+        for eqn in self.flat.eqns:
+            args = [read(env, x) for x in eqn.invars]
+            outputs = self._replaced(eqn, args)
+            if outputs is None:
+                self.builder.emit(eqn, env)
+                self._learn()
+            else:
+                env.update(zip(eqn.outvars, outputs, strict=True))
+        return self.builder.finish([read(env, x) for x in self.flat.outvars])
+
+    def _learn(self) -> None:
+        eqn = self.builder.eqns[-1]
+        self.made.update((var, (eqn, k)) for k, var in enumerate(eqn.outvars))
+
+    def _replaced(self, eqn: JaxprEqn, args: Sequence[Atom]) -> list[Atom] | None:
+        if eqn.primitive.name == "squeeze" and tuple(eqn.params["dimensions"]) == (0,):
+            inner = self._unexpanded(args[0])
+            return None if inner is None else [inner]
+        if eqn.primitive.name == "unstack" and eqn.params["axis"] == 0:
+            return self._unstacked(args[0])
+        index = row_index(eqn)
+        if index is None or isinstance(args[0], Literal):
+            return None
+        return [self._row(args[0], index)]
+
+    def _unexpanded(self, atom: Atom) -> Atom | None:
+        """The operand, where `atom` is an array with an axis of size 1 put in front."""
+        if isinstance(atom, Literal) or atom not in self.made:
+            return None
+        eqn, _ = self.made[atom]
+        (source, *_) = eqn.invars or (None,)
+        if eqn.primitive.name != "broadcast_in_dim" or isinstance(source, Literal):
+            return None
+        wanted = tuple(range(1, len(atom.aval.shape)))
+        same = (1, *source.aval.shape) == tuple(atom.aval.shape)  # pyright: ignore[reportOptionalMemberAccess]
+        return source if same and tuple(eqn.params["broadcast_dimensions"]) == wanted else None
+
+    def _unstacked(self, atom: Atom) -> list[Atom] | None:
+        if isinstance(atom, Literal):
+            return None
+        rows = [self._row(atom, k) for k in range(atom.aval.shape[0])]
+        return [self._squeezed(row) for row in rows]
+
+    def _squeezed(self, row: Atom) -> Atom:
+        inner = self._unexpanded(row)
+        return self._emit(squeeze_row, row) if inner is None else inner
+
+    def _emit(self, fn: Any, *args: Any) -> Atom:
+        atom = fn(self.builder, *args)
+        self._learn()
+        return atom
+
+    def _row(self, var: Var, index: int) -> Atom:
+        """Row `index` of an array, with its axis of size 1."""
+        if var.aval.shape[0] == 1:
+            return var
+        if (var, index) not in self.rows:
+            self.rows[var, index] = self._make_row(var, index)
+        return self.rows[var, index]
+
+    def _make_row(self, var: Var, index: int) -> Atom:
+        eqn, output = self.made.get(var, (None, 0))
+        name = eqn.primitive.name if eqn is not None else None
+        if eqn is None:
+            return self._slice(var, index)
+        if name == "concatenate" and eqn.params["dimension"] == 0:
+            return self._row_of_pieces(eqn.invars, index)
+        if name == "split" and eqn.params["axis"] == 0 and isinstance(eqn.invars[0], Var):
+            start = sum(int(size) for size in eqn.params["sizes"][:output])
+            return self._row(eqn.invars[0], start + index)
+        if name == "slice" and self._is_row_range(eqn):
+            return self._row(eqn.invars[0], eqn.params["start_indices"][0] + index)  # pyright: ignore[reportArgumentType]
+        if name in _ELEMENTWISE and self._is_sliceable(var):
+            return self._elementwise(eqn, index)
+        return self._slice(var, index)
+
+    def _slice(self, var: Var, index: int) -> Atom:
+        starts = (index, *(0 for _ in var.aval.shape[1:]))
+        return self._emit(slice_static, var, starts, (1, *var.aval.shape[1:]))
+
+    def _row_of_pieces(self, pieces: Sequence[Atom], index: int) -> Atom:
+        for piece in pieces:
+            rows = piece.aval.shape[0]
+            if index < rows:
+                return piece if isinstance(piece, Literal) else self._row(piece, index)
+            index -= rows
+        raise AssertionError("a row beyond the end of its array")
+
+    @staticmethod
+    def _is_row_range(eqn: JaxprEqn) -> bool:
+        (source,) = eqn.invars
+        starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+        plain = not eqn.params["strides"] or all(s == 1 for s in eqn.params["strides"])
+        whole = all(s == 0 for s in starts[1:])
+        shape = getattr(source.aval, "shape", ())
+        return isinstance(source, Var) and plain and whole and limits[1:] == tuple(shape[1:])
+
+    def _is_sliceable(self, var: Var) -> bool:
+        """Whether an array is elementwise arithmetic on inputs alone: cheap to do by rows."""
+        if var in self.roots:
+            return True
+        if var not in self.sliceable:
+            eqn, _ = self.made[var]
+            self.sliceable[var] = eqn.primitive.name in _ELEMENTWISE and all(
+                self._fits(x, var) for x in eqn.invars
+            )
+        return self.sliceable[var]
+
+    def _fits(self, atom: Atom, out: Var) -> bool:
+        if not atom.aval.shape:
+            return True
+        same = tuple(atom.aval.shape) == tuple(out.aval.shape)
+        return same and isinstance(atom, Var) and self._is_sliceable(atom)
+
+    def _elementwise(self, eqn: JaxprEqn, index: int) -> Atom:
+        args = [
+            x if isinstance(x, Literal) or not x.aval.shape else self._row(x, index)
+            for x in eqn.invars
+        ]
+        (out,) = eqn.outvars
+        aval = out.aval.update(shape=(1, *out.aval.shape[1:]))
+        made = self.builder.append(eqn.primitive, args, eqn.params, aval)
+        self._learn()
+        return made

@@ -1,0 +1,142 @@
+"""Equations that hide layers, opened: scans over stacked layers, `jax.checkpoint` around many.
+
+What stays whole, because it has a derivative rule or a control flow of its own: `custom_vjp`,
+`custom_jvp`, `cond`, `while`, scans over time. A `jax.checkpoint` around one layer (or a block
+of at most `MOST_LAYERS`) stays, and with it the user's recomputation; around more it is written
+out, because what is recomputed is then the plan's choice, stage by stage.
+"""
+
+import enum
+from collections.abc import Sequence
+
+from jax.extend.core import JaxprEqn, Literal, Var
+
+from octojax import compat
+from octojax.compat import JIT_NAMES, REMAT_NAMES, Atom
+from octojax.jaxprs.count import is_heavy, operations
+from octojax.jaxprs.flat import Builder, FlatJaxpr, flatten, rewrite
+from octojax.jaxprs.inline import body_of, inline_call, inline_jits
+from octojax.jaxprs.unroll import unroll_scan
+from octojax.layers import classify
+from octojax.layers.borders import find_borders
+from octojax.layers.classify import Classes, Depends
+from octojax.layers.steps import walk
+
+MOST_LAYERS = 4  # inside one kept checkpoint, and ...
+LARGE_SHARE = 0.5  # ... of the model's operations in one kept checkpoint of several layers
+LONGEST_STACK = 1024  # iterations written out
+
+
+class Remat(enum.Enum):
+    """Which `jax.checkpoint` equations are written out."""
+
+    LARGE = "large"
+    ALL = "all"
+
+
+def open_layers(flat: FlatJaxpr, sources: Classes, remat: Remat) -> FlatJaxpr:
+    """The jaxpr with nested jits, stacks of layers and large checkpoints written out."""
+    flat = inline_jits(flat)
+    while True:
+        depends = classify.classify(flat.eqns, sources)
+        total = sum(map(operations, flat.eqns))
+        found = {id(eqn) for eqn in flat.eqns if _opens(eqn, depends, total, remat)}
+        if not found:
+            return flat
+        flat = inline_jits(rewrite(flat, lambda b, e, args: _open(b, e, args, id(e) in found)))  # noqa: B023
+
+
+def _open(
+    builder: Builder, eqn: JaxprEqn, args: Sequence[Atom], wanted: bool
+) -> Sequence[Atom] | None:
+    if not wanted:
+        return None
+    if eqn.primitive.name == "scan":
+        return unroll_scan(builder, eqn, args)
+    return inline_call(builder, eqn, args)
+
+
+def _opens(eqn: JaxprEqn, depends: Classes, total: float, remat: Remat) -> bool:
+    if eqn.primitive.name == "scan":
+        return is_layer_stack(eqn, depends)
+    if eqn.primitive.name in REMAT_NAMES:
+        return remat is Remat.ALL or _holds_many(eqn, depends, total)
+    return False
+
+
+def _holds_many(eqn: JaxprEqn, depends: Classes, total: float) -> bool:
+    count = count_layers(eqn, depends)
+    return count > MOST_LAYERS or (count > 1 and operations(eqn) > LARGE_SHARE * total)
+
+
+def count_layers(eqn: JaxprEqn, depends: Classes) -> int:
+    """How many layers a call equation would come apart into."""
+    body = inline_jits(flatten(body_of(eqn)))
+    inside = {v: classify.of(depends, x) for v, x in zip(body.invars, eqn.invars)}
+    body = open_layers(body, inside, Remat.LARGE) if _has_stack(body) else body
+    inside = classify.classify(body.eqns, inside)
+    given = [v for v in body.invars if classify.of(inside, v).is_activation]
+    return 1 + len(find_borders(walk(body.eqns, inside, body.outvars, given).steps))
+
+
+def _has_stack(body: FlatJaxpr) -> bool:
+    return any(eqn.primitive.name in REMAT_NAMES | {"scan"} for eqn in body.eqns)
+
+
+def is_layer_stack(eqn: JaxprEqn, depends: Classes) -> bool:
+    """Whether a scan runs over layers and not over time.
+
+    It does if a contraction in its body reads weights that come from the scanned rows alone,
+    or if the body indexes a stack of weights, one row per iteration, that it closes over.
+    """
+    if eqn.params["length"] > LONGEST_STACK:
+        return False
+    body = inline_jits(flatten(eqn.params["jaxpr"]), JIT_NAMES | REMAT_NAMES)
+    num_consts, num_carry = compat.scan_counts(eqn.params)
+    inside = _scan_classes(
+        body, [classify.of(depends, x) for x in eqn.invars], num_carry, num_consts
+    )
+    rows = {v for v in body.invars[num_consts + num_carry :] if inside[v] == Depends.PARAM}
+    consts = {v for v in body.invars[:num_consts] if inside[v] == Depends.PARAM}
+    return _reads_rows(body, inside, rows) or _indexes(body, inside, consts, eqn.params["length"])
+
+
+def _scan_classes(
+    body: FlatJaxpr, outside: Sequence[Depends], num_carry: int, num_consts: int
+) -> dict[Var, Depends]:
+    """What the values of a scan body depend on, over all iterations."""
+    found = list(outside)
+    while True:
+        inside = classify.classify(body.eqns, dict(zip(body.invars, found)))
+        carried = [classify.of(inside, x) for x in body.outvars[:num_carry]]
+        joined = list(found)
+        for k, depends in enumerate(carried):
+            joined[num_consts + k] |= depends
+        if joined == found:
+            return inside
+        found = joined
+
+
+def _reads_rows(body: FlatJaxpr, inside: Classes, rows: set[Var]) -> bool:
+    """Whether a heavy equation has an operand made of scanned parameter rows alone."""
+    from_rows = set(rows)
+    for eqn in body.eqns:
+        mine = [x for x in eqn.invars if isinstance(x, Var) and x in from_rows]
+        if mine and (is_heavy(eqn) or eqn.primitive.name == "gather"):
+            return True
+        if mine and classify.joined(inside, eqn.invars) == Depends.PARAM:
+            from_rows.update(eqn.outvars)
+    return False
+
+
+def _indexes(body: FlatJaxpr, inside: Classes, consts: set[Var], length: int) -> bool:
+    """Whether the body takes one row per iteration of weights that it closes over."""
+    for eqn in body.eqns:
+        if eqn.primitive.name != "dynamic_slice":
+            continue
+        stack, *starts = eqn.invars
+        known = all(isinstance(x, Literal) or inside[x] == Depends.NOTHING for x in starts)
+        rows = getattr(stack.aval, "shape", (0,))[0]
+        if stack in consts and known and rows >= length and eqn.params["slice_sizes"][0] == 1:
+            return True
+    return False
