@@ -1,0 +1,85 @@
+"""`octopipe show`: a plan, schedule or recorded timeline as a picture."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from octojax.cli.read import read_profile, read_schedule
+
+
+def command(
+    file: Annotated[
+        str, typer.Argument(help="A plan (JSON), a schedule (CSV) or a timeline (JSON).")
+    ],
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Layer costs (JSON). Without it, F = I = W = 1 and B = 2 per stage."),
+    ] = None,
+    measured: Annotated[
+        str | None, typer.Option(help="A recorded timeline (JSON) to draw underneath.")
+    ] = None,
+    bound: Annotated[
+        float | None, typer.Option(help="A lower bound in seconds, to mark and compare with.")
+    ] = None,
+    width: Annotated[int | None, typer.Option(help="Columns of the text.", min=40)] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page to look around in.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write every action with its times.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the timeline as JSON.")
+    ] = None,
+) -> None:
+    """Draw a plan, schedule or timeline: in the terminal when no file is named."""
+    from octojax import report
+    from octojax.report.text import render
+
+    panels = _panels(file, profile, measured, bound)
+    first = panels[0]
+    contents = {
+        html: lambda: report.render_html(panels, first.title),
+        svg: lambda: report.render_svg(panels),
+        trace: lambda: json.dumps(report.to_trace(panels)) + "\n",
+        csv: lambda: report.to_csv(panels),
+        json_file: lambda: json.dumps(report.to_json(first.timeline), indent=1) + "\n",
+    }
+    named = {path: make for path, make in contents.items() if path is not None}
+    wanted = sum(path is not None for path in (html, svg, trace, csv, json_file))
+    if len(named) < wanted:
+        raise ValueError("two of the files to write have the same name; name each apart")
+    for path, make in named.items():
+        path.write_text(make(), encoding="utf-8")
+        typer.echo(f"wrote {path}", err=True)
+    if not named:
+        typer.echo(render(panels, width), nl=False)
+
+
+def _panels(file, profile, measured, bound):
+    from octojax.ir import Machine, Plan
+    from octojax.report import Panel, from_json, load_timeline
+    from octojax.report.data import is_timeline
+    from octojax.simulate import StageCosts, simulate
+
+    data = _json(file)
+    if is_timeline(data):
+        panels = [Panel(Path(file).stem, from_json(data, file), bound)]
+    else:
+        found = read_schedule(file)
+        costs = read_profile(profile) if profile else StageCosts.unit(found.num_stages, 1, 1, 1, 2)
+        timeline = simulate(found, costs, None if profile else Machine())
+        name = found.name if isinstance(found, Plan) and found.name else Path(file).stem
+        panels = [Panel(f"{name}, simulated", timeline, bound)]
+    if measured is not None:
+        panels.append(Panel("measured", load_timeline(measured)))
+    return panels
+
+
+def _json(file: str):
+    if not file.endswith(".json") or not Path(file).is_file():
+        return None
+    try:
+        return json.loads(Path(file).read_text(encoding="utf-8"))
+    except ValueError:
+        return None  # `read_schedule` says what is wrong

@@ -1,0 +1,173 @@
+"""Timelines as data: JSON that reads back, CSV, and the trace that Perfetto opens."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from octojax.errors import FormatError
+from octojax.ir import ActionSpan, Overlap, RankSummary, Timeline, TransferSpan, parse_item
+from octojax.report.panel import LIGHT, Panel
+
+VERSION = 1
+_TRANSFER = ("source", "target", "stage", "kind", "microbatch", "start_s", "end_s", "nbytes")
+
+
+def to_json(timeline: Timeline) -> dict[str, Any]:
+    """Returns the whole timeline as JSON data: `Timeline.to_json()` and every span."""
+    overlaps = ("overlap_s", "sender_overlap_s")
+    return {
+        "version": VERSION,
+        **timeline.to_json(),
+        "actions": [
+            {"rank": s.rank, "action": str(s.item), "start_s": s.start_s, "end_s": s.end_s}
+            for s in timeline.actions
+        ],
+        "transfer_spans": [
+            {name: getattr(t, name) for name in _TRANSFER + overlaps} for t in timeline.transfers
+        ],
+        "memory": [[list(point) for point in rank] for rank in timeline.memory],
+    }
+
+
+def from_json(data: Any, name: str = "timeline") -> Timeline:
+    """Returns the timeline that `to_json` wrote. Raises `FormatError` naming what is wrong."""
+    if not is_timeline(data):
+        raise FormatError(
+            f"{name}: not a timeline: expected a JSON object with makespan_s, ranks and actions"
+        )
+    if data.get("version") != VERSION:
+        raise FormatError(
+            f"{name}: timeline version {data.get('version')!r}, this octojax reads {VERSION}"
+        )
+    try:
+        return Timeline(
+            makespan_s=float(data["makespan_s"]),
+            actions=tuple(
+                ActionSpan(x["rank"], parse_item(x["action"]), x["start_s"], x["end_s"])
+                for x in data["actions"]
+            ),
+            transfers=tuple(TransferSpan(**x) for x in data.get("transfer_spans", ())),
+            ranks=tuple(RankSummary(**x) for x in data["ranks"]),
+            memory=tuple(tuple((t, b) for t, b in rank) for rank in data.get("memory", ())),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{name}: broken timeline: {type(error).__name__} {error}") from None
+
+
+def is_timeline(data: Any) -> bool:
+    """Whether parsed JSON looks like a timeline, rather than a plan or a profile."""
+    return isinstance(data, dict) and {"makespan_s", "ranks", "actions"} <= data.keys()
+
+
+def load_timeline(path: str | Path) -> Timeline:
+    """Returns the timeline in a JSON file."""
+    try:
+        return from_json(json.loads(Path(path).read_text(encoding="utf-8")), str(path))
+    except json.JSONDecodeError as error:
+        raise FormatError(f"{path}: not JSON: {error}") from None
+
+
+def save_timeline(timeline: Timeline, path: str | Path) -> None:
+    """Writes the timeline where `load_timeline` reads it."""
+    Path(path).write_text(json.dumps(to_json(timeline), indent=1) + "\n", encoding="utf-8")
+
+
+def to_csv(panels: list[Panel]) -> str:
+    """Returns a row per action and per transfer: where, what, from when to when."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["timeline", "rank", "action", "start_s", "end_s", "to_rank", "bytes"])
+    for panel in panels:
+        for s in panel.timeline.actions:
+            writer.writerow([panel.title, s.rank, str(s.item), s.start_s, s.end_s, "", ""])
+        for t in panel.timeline.transfers:
+            row = [t.source, t.name, t.start_s, t.end_s, t.target, f"{t.nbytes:.0f}"]
+            writer.writerow([panel.title, *row])
+    return out.getvalue()
+
+
+def to_trace(panels: list[Panel]) -> dict[str, Any]:
+    """Returns a Chrome trace (open it at ui.perfetto.dev): a process per panel, a thread per
+    rank, an arrow per transfer and a counter of memory. Times are microseconds, as it wants.
+    """
+    events: list[dict[str, Any]] = []
+    for process, panel in enumerate(panels):
+        events += _names(process, panel)
+        events += [_slice(process, span) for span in panel.timeline.actions]
+        for number, transfer in enumerate(panel.timeline.transfers):
+            events += _arrow(process, number, transfer, len(panel.timeline.ranks))
+        for rank, points in enumerate(panel.timeline.memory):
+            name = f"memory of rank {rank}"
+            events += [
+                {"ph": "C", "pid": process, "name": name, "ts": 1e6 * t, "args": {"bytes": b}}
+                for t, b in points
+            ]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+_CHROME = {
+    "F": "thread_state_running",
+    "B": "terrible",
+    "I": "bad",
+    "W": "good",
+    "R": "generic_work",
+}
+assert _CHROME.keys() == LIGHT.keys()
+
+
+def _names(process: int, panel: Panel) -> list[dict[str, Any]]:
+    ranks = len(panel.timeline.ranks)
+    named = [("process_name", 0, panel.title)]
+    named += [("thread_name", rank, f"rank {rank}") for rank in range(ranks)]
+    if panel.timeline.transfers:
+        named += [("thread_name", ranks + r, f"links from rank {r}") for r in range(ranks)]
+    found: list[dict[str, Any]] = [
+        {"ph": "M", "pid": process, "tid": thread, "name": what, "args": {"name": name}}
+        for what, thread, name in named
+    ]
+    order = range(2 * ranks if panel.timeline.transfers else ranks)
+    found += [
+        {
+            "ph": "M",
+            "pid": process,
+            "tid": thread,
+            "name": "thread_sort_index",
+            "args": {"sort_index": thread},
+        }
+        for thread in order
+    ]
+    return found
+
+
+def _slice(process: int, span: ActionSpan) -> dict[str, Any]:
+    first = span.item.actions[1] if isinstance(span.item, Overlap) else span.item
+    return {
+        "ph": "X",
+        "pid": process,
+        "tid": span.rank,
+        "name": str(span.item),
+        "cat": "overlap" if isinstance(span.item, Overlap) else first.kind.name.lower(),
+        "cname": _CHROME[first.kind.value],
+        "ts": 1e6 * span.start_s,
+        "dur": 1e6 * (span.end_s - span.start_s),
+        "args": {"stage": first.stage, "microbatch": first.microbatch},
+    }
+
+
+def _arrow(process: int, number: int, t: TransferSpan, ranks: int) -> list[dict[str, Any]]:
+    common = {"pid": process, "name": t.name, "cat": "transfer"}
+    flow = {**common, "id": f"{process}.{number}"}
+    return [
+        {
+            **common,
+            "ph": "X",
+            "tid": ranks + t.source,
+            "ts": 1e6 * t.start_s,
+            "dur": 1e6 * (t.end_s - t.start_s),
+            "args": {"from": t.source, "to": t.target, "bytes": t.nbytes},
+        },
+        {**flow, "ph": "s", "tid": t.source, "ts": 1e6 * t.start_s},
+        {**flow, "ph": "f", "bp": "e", "tid": t.target, "ts": 1e6 * t.end_s},
+    ]

@@ -1,0 +1,138 @@
+"""What every picture shows, whatever it is drawn on: titled timelines, colours, units."""
+
+import math
+from dataclasses import dataclass
+
+from octojax.ir import Action, ActionSpan, Kind, Overlap, Timeline
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One timeline in a picture. Several panels of a picture share one time axis.
+
+    `bound_s` is a proven lower bound of the makespan, if there is one.
+    """
+
+    title: str
+    timeline: Timeline
+    bound_s: float | None = None
+
+    @property
+    def heading(self) -> str:
+        """The title, and what the whole step came to."""
+        line = self.timeline
+        parts = [f"{seconds(line.makespan_s)}", f"bubbles {line.bubble_ratio:.1%}"]
+        if self.bound_s:
+            gap = line.makespan_s / self.bound_s - 1
+            parts.append(f"at most {gap:.1%} above the best possible ({seconds(self.bound_s)})")
+        if line.transfers:
+            count = len(line.transfers)
+            parts.append(f"{count} transfers, {line.overlapped} behind computation")
+        return f"{self.title}: " + ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A piece of a rank's row in one colour."""
+
+    rank: int
+    action: Action
+    start_s: float
+    end_s: float
+    shade: int  # counts the stages of its rank: a rank's second stage is drawn lighter
+
+    @property
+    def label(self) -> str:
+        return str(self.action)
+
+
+LIGHT = {"F": "#3b76c4", "B": "#d9782d", "I": "#b8498f", "W": "#2f9468", "R": "#7d8590"}
+DARK = {"F": "#5b96e6", "B": "#e8924a", "I": "#d06bab", "W": "#45b583", "R": "#99a1ab"}
+"""One colour per kind of action, for light and for dark surroundings."""
+
+LEGEND = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
+    "R": "recompute",
+}
+
+
+def bars(timeline: Timeline) -> list[Bar]:
+    """Returns the bars of all ranks; an overlapped pair becomes two, one after the other."""
+    stages: list[list[int]] = [[] for _ in timeline.ranks]
+    for span in timeline.actions:
+        for action in _actions(span):
+            if action.stage not in stages[span.rank]:
+                stages[span.rank].append(action.stage)
+    order = [{stage: i for i, stage in enumerate(sorted(held))} for held in stages]
+    found = []
+    for span in timeline.actions:
+        actions = _actions(span)
+        length = (span.end_s - span.start_s) / len(actions)
+        for i, action in enumerate(actions):
+            start = span.start_s + i * length
+            end = span.end_s if i == len(actions) - 1 else start + length
+            found.append(Bar(span.rank, action, start, end, order[span.rank][action.stage]))
+    return found
+
+
+def _actions(span: ActionSpan) -> tuple[Action, ...]:
+    return span.item.actions if isinstance(span.item, Overlap) else (span.item,)
+
+
+def kinds(panels: list[Panel]) -> list[str]:
+    """Returns the kinds of action that appear, in the legend's order."""
+    seen = {bar.action.kind for panel in panels for bar in bars(panel.timeline)}
+    return [kind for kind in LEGEND if Kind(kind) in seen]
+
+
+def extent_s(panels: list[Panel]) -> float:
+    """Returns the length of the shared time axis."""
+    return max((panel.timeline.makespan_s for panel in panels), default=0.0)
+
+
+def mixed(colour: str, other: str, share: float) -> str:
+    """Returns `colour` with `share` of `other` mixed in; both are `#rrggbb`."""
+    pairs = [(int(c[i : i + 2], 16) for c in (colour, other)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
+
+
+def shaded(kind: str, shade: int, palette: dict[str, str], towards: str) -> str:
+    """Returns the colour of a bar: its kind's, paler for each further stage of the rank."""
+    return mixed(palette[kind], towards, min(0.16 * shade, 0.48))
+
+
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+
+
+def seconds(value: float) -> str:
+    """Returns a time for people: four digits and a fitting unit."""
+    factor, unit = _unit(value)
+    return f"{value / factor:.4g} {unit}"
+
+
+def nbytes(value: float) -> str:
+    """Returns a size for people, in binary units."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} TiB"
+
+
+def _unit(value: float) -> tuple[float, str]:
+    return next((u for u in _UNITS if abs(value) >= u[0]), _UNITS[-1] if value else _UNITS[0])
+
+
+def ticks(end_s: float, most: int) -> list[tuple[float, str]]:
+    """Returns `(time_s, label)` of at most `most` + 1 round marks from zero to `end_s`."""
+    if not end_s > 0:
+        return [(0.0, "0 s")]
+    rough = end_s / max(1, most)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * (1 - 1e-9))
+    factor, unit = _unit(end_s)
+    count = math.floor(end_s / step * (1 + 1e-9))
+    return [(i * step, f"{i * step / factor:.6g} {unit}") for i in range(count + 1)]

@@ -1,0 +1,167 @@
+"""Timelines in a terminal: a row per rank, widths in proportion to time.
+
+       0 s        5 s        10 s
+rank 0 0F0f0F1f...................0B0bbbbb0B1bbbbb
+rank 1 .....1F0f1B0bbbbb1F1f1B1bbbbb..............
+"""
+
+import io
+import shutil
+
+from rich.console import Console, Group, RenderableType
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from octojax.report.panel import (
+    LEGEND,
+    LIGHT,
+    Bar,
+    Panel,
+    bars,
+    extent_s,
+    kinds,
+    mixed,
+    nbytes,
+    seconds,
+    shaded,
+    ticks,
+)
+
+BUBBLE = "."
+MIN_WIDTH, MAX_RANKS_IN_TABLE = 20, 64
+
+
+def render(panels: list[Panel], width: int | None = None, colour: bool | None = None) -> str:
+    """Returns the picture and the accounts of its panels as lines of text.
+
+    `width` defaults to the terminal's. `colour` True writes ANSI colours, False marks actions
+    by letters alone; None colours a terminal and leaves a file plain.
+    """
+    import sys
+
+    colour = sys.stdout.isatty() if colour is None else colour
+    width = width or max(60, shutil.get_terminal_size((120, 24)).columns)
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=width,
+        force_terminal=colour,
+        color_system="truecolor" if colour else None,
+        highlight=False,
+    )
+    console.print(picture(panels, width, colour))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def picture(panels: list[Panel], width: int, colour: bool = True) -> RenderableType:
+    """Returns what `render` prints, for use inside other rich output."""
+    end_s = extent_s(panels)
+    parts: list[RenderableType] = []
+    for panel in panels:
+        parts += [Text(panel.heading, style="bold"), *_rows(panel, end_s, width, colour), Text()]
+    parts += [_legend(kinds(panels), colour), Text()]
+    parts += [_account(panel) for panel in panels]
+    return Group(*parts)
+
+
+def _rows(panel: Panel, end_s: float, width: int, colour: bool) -> list[Text]:
+    ranks = len(panel.timeline.ranks)
+    margin = len(f"rank {max(0, ranks - 1)} ")
+    columns = max(MIN_WIDTH, width - margin)
+    held: list[list[Bar]] = [[] for _ in range(ranks)]
+    for bar in bars(panel.timeline):
+        held[bar.rank].append(bar)
+    lines = [Text(" " * margin + axis(end_s, columns), style="dim", no_wrap=True)]
+    for rank, row in enumerate(held):
+        line = Text(f"rank {rank}".ljust(margin), no_wrap=True)
+        lines.append(line + _row(row, end_s, columns, colour))
+    return lines
+
+
+def axis(end_s: float, columns: int) -> str:
+    """Returns the marks of the time axis, each beginning in the column of its time."""
+    line = [" "] * columns
+    free = 0
+    for time_s, label in ticks(end_s, columns // 12):
+        at = edge(time_s, end_s, columns)
+        if at >= free and at + len(label) <= columns:
+            line[at : at + len(label)] = label
+            free = at + len(label) + 1
+    return "".join(line)
+
+
+def edge(time_s: float, end_s: float, columns: int) -> int:
+    """Returns the column in which a time falls."""
+    return round(time_s / end_s * columns) if end_s > 0 else 0
+
+
+def _row(row: list[Bar], end_s: float, columns: int, colour: bool) -> Text:
+    line, at = Text(no_wrap=True), 0
+    for index, bar in enumerate(sorted(row, key=lambda b: (b.start_s, b.end_s))):
+        first, last = (edge(t, end_s, columns) for t in (bar.start_s, bar.end_s))
+        first, last = max(first, at), min(last, columns)
+        if last <= first:
+            continue  # narrower than a column, and its place is taken
+        line.append(BUBBLE * (first - at), Style(dim=True))
+        line.append(cell(bar, last - first, colour), _style(bar, index) if colour else None)
+        at = last
+    line.append(BUBBLE * (columns - at), Style(dim=True))
+    return line
+
+
+def cell(bar: Bar, width: int, colour: bool) -> str:
+    """Returns the text of a bar: as much of its action's name as fits, then filling.
+
+    Where colours tell bars apart the microbatch matters most; without, the kind does, and
+    each bar ends in a stroke.
+    """
+    action = bar.action
+    kind, microbatch = action.kind.value, str(action.microbatch)
+    end = "" if colour or width < 2 else "|"
+    filling = " " if colour else kind.lower()
+    names = (bar.label, kind + microbatch, microbatch if colour else kind)
+    name = next((n for n in names if len(n) <= width - len(end)), "")
+    return name + filling * (width - len(name) - len(end)) + end
+
+
+def _style(bar: Bar, index: int) -> Style:
+    """White on the kind's colour; neighbours differ a little, so that borders show."""
+    background = shaded(bar.action.kind.value, bar.shade, LIGHT, "#ffffff")
+    if index % 2:
+        background = mixed(background, "#000000", 0.18)
+    return Style(color="#ffffff" if bar.shade < 2 else "#000000", bgcolor=background)
+
+
+def _legend(found: list[str], colour: bool) -> Text:
+    line = Text()
+    for kind in found:
+        line.append(f" {kind} ", Style(color="#ffffff", bgcolor=LIGHT[kind]) if colour else None)
+        line.append(f" {LEGEND[kind]}   ")
+    line.append(BUBBLE * 3, Style(dim=True))
+    line.append(" bubble (idle)   3F7: stage 3, forward, microbatch 7")
+    return line
+
+
+def _account(panel: Panel) -> Table:
+    """The table under the picture: where each rank's time went, what it held."""
+    timeline = panel.timeline
+    table = Table(title=panel.title, title_justify="left", title_style="bold", box=None)
+    for name in ("rank", "busy", "bubble", "", "at ends", "between", "peak microbatches", "peak"):
+        table.add_column(name, justify="right")
+    makespan = timeline.makespan_s or 1.0
+    for rank, r in enumerate(timeline.ranks[:MAX_RANKS_IN_TABLE]):
+        table.add_row(
+            str(rank),
+            seconds(r.busy_s),
+            seconds(r.bubble_s),
+            f"{r.bubble_s / makespan:.1%}",
+            seconds(r.boundary_bubble_s),
+            seconds(r.residual_bubble_s),
+            str(r.peak_microbatches),
+            nbytes(r.peak_bytes) if r.peak_bytes else "-",
+        )
+    left = len(timeline.ranks) - MAX_RANKS_IN_TABLE
+    if left > 0:
+        table.add_row(f"and {left} more")
+    return table
