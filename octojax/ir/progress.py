@@ -60,7 +60,11 @@ def carried(transfer: Action) -> Value:
 
 
 class Progress:
-    """One run of a table. `stuck()` is empty if every rank finished its row."""
+    """One run of a table. `stuck()` is empty if every rank finished its row.
+
+    `order` holds the cells `(rank, position)` in the order in which they ran: a linear
+    extension of the dependencies and of every row.
+    """
 
     def __init__(self, schedule: Schedule, rendezvous: bool) -> None:
         self.schedule = schedule
@@ -78,6 +82,7 @@ class Progress:
                 self.readers.setdefault(need, set()).add(rank)
         self.have: list[set[Value]] = [set() for _ in schedule.ranks]
         self.head = [0] * schedule.num_ranks
+        self.order: list[tuple[int, int]] = []
         self._run()
 
     def _run(self) -> None:
@@ -87,6 +92,7 @@ class Progress:
             row = self.schedule.ranks[rank]
             while self.head[rank] < len(row) and self.lacks(rank) is None:
                 item = row[self.head[rank]]
+                self.order.append((rank, self.head[rank]))
                 self.head[rank] += 1
                 ready.extend(self._happen(rank, item))
 
