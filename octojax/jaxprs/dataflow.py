@@ -7,7 +7,7 @@ by identity, as JAX does.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jax.extend.core import DropVar, JaxprEqn, Literal, Var
 
 Atom = Var | Literal
 
@@ -22,6 +22,11 @@ def var_bytes(atom: Atom) -> int:
     aval = atom.aval
     itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
     return math.prod(getattr(aval, "shape", ())) * itemsize
+
+
+def stacked_aval(length: int, atom: Atom):
+    """Returns the type of `length` such values along a new first axis."""
+    return atom.aval.update(shape=(length, *atom.aval.shape), weak_type=False)
 
 
 def makers(eqns: Sequence[JaxprEqn]) -> dict[Var, int]:
@@ -77,20 +82,3 @@ def rename(atoms: Iterable[Atom], names: Mapping[Var, Atom]) -> list[Atom]:
 def is_dropped(var: Var) -> bool:
     """Whether an equation's output is bound to no name."""
     return isinstance(var, DropVar)
-
-
-def build_jaxpr(
-    template: Jaxpr, invars: Sequence[Var], outvars: Sequence[Atom], eqns: Sequence[JaxprEqn]
-) -> ClosedJaxpr:
-    """Returns a jaxpr without constants made of these parts; `template` lends its origin."""
-    effects = frozenset(x for e in eqns for x in e.effects)
-    names = template.debug_info._replace(arg_names=None, result_paths=None)
-    made = template.replace(
-        constvars=[],
-        invars=list(invars),
-        outvars=list(outvars),
-        eqns=list(eqns),
-        effects=effects,
-        debug_info=names,
-    )
-    return ClosedJaxpr(made, ())

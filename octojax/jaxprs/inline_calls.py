@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from octojax.jaxprs.dataflow import Atom, build_jaxpr, is_dropped, is_var, rename
+from octojax.compat import new_jaxpr
+from octojax.jaxprs.dataflow import Atom, is_dropped, is_var, rename
 
 _CALLS = {
     "jit": "jaxpr",
@@ -35,7 +36,7 @@ def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
     jaxpr = closed.jaxpr
     names: dict[Var, Atom] = dict(zip(jaxpr.constvars, map(_literal, closed.consts), strict=True))
     eqns = _inline(jaxpr.eqns, names)
-    return build_jaxpr(jaxpr, jaxpr.invars, rename(jaxpr.outvars, names), eqns)
+    return new_jaxpr(jaxpr.invars, rename(jaxpr.outvars, names), eqns)
 
 
 def barrier_equation(value: Var) -> JaxprEqn:

@@ -2,7 +2,7 @@
 
 import math
 
-from jax.extend.core import JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn
 
 
 def _names(words: str) -> frozenset[str]:
@@ -41,12 +41,42 @@ def elements(atom) -> int:
 
 
 def is_contraction(eqn: JaxprEqn) -> bool:
-    """Whether the equation may form or hold the end of a weight gradient."""
-    return eqn.primitive.name in CONTRACTIONS
+    """Whether the equation may form the end of a weight gradient, itself or in its body."""
+    return eqn.primitive.name in CONTRACTIONS or any(
+        any(map(is_contraction, body.eqns)) for body in bodies(eqn)
+    )
+
+
+def is_opaque(eqn: JaxprEqn) -> bool:
+    """Whether the equation holds work that this package does not look into."""
+    name = eqn.primitive.name
+    held = any(
+        hasattr(p, "eqns") or hasattr(p, "jaxpr") or callable(p) for p in eqn.params.values()
+    )
+    return bool(bodies(eqn)) or held or "callback" in name or bool(eqn.effects)
+
+
+def bodies(eqn: JaxprEqn) -> list[Jaxpr]:
+    """Returns the body of a scan, or the branches of a cond, as open jaxprs; else nothing."""
+    if eqn.primitive.name == "scan":
+        return [eqn.params["jaxpr"].jaxpr]
+    if eqn.primitive.name == "cond":
+        return [b.jaxpr for b in eqn.params["branches"]]
+    return []
 
 
 def contraction_work(eqn: JaxprEqn) -> int:
-    """Returns the operations of a contraction; of a scatter, the elements it touches."""
+    """Returns the operations of a contraction; of a scatter, the elements it touches.
+
+    A scan counts its steps, a cond its heaviest branch; what is no contraction counts nothing.
+    """
+    if inner := bodies(eqn):
+        work = max(sum(map(contraction_work, body.eqns)) for body in inner)
+        return work * eqn.params.get("length", 1)
+    return _own_work(eqn) if eqn.primitive.name in CONTRACTIONS else 0
+
+
+def _own_work(eqn: JaxprEqn) -> int:
     name, out = eqn.primitive.name, elements(eqn.outvars[0])
     if name == "dot_general":
         (lhs_dims, _), _ = eqn.params["dimension_numbers"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from jax.extend.core import JaxprEqn, Var
 
 from octojax.jaxprs.dataflow import Atom, free_vars, is_var, makers, needed_for, var_bytes
-from octojax.jaxprs.operations import contraction_work, is_contraction
+from octojax.jaxprs.operations import contraction_work, is_contraction, is_opaque
 
 MIN_WORK_PER_BYTE = 1.5
 """Operations a contraction must do per byte kept for it, or it is finished in I.
@@ -53,7 +53,7 @@ def partition_backward(
     second: set[int] = set()
     kept = set(at_hand)
     for group in _groups(eqns, tail, made):
-        work = sum(contraction_work(eqns[at]) for at in group if is_contraction(eqns[at]))
+        work = sum(contraction_work(eqns[at]) for at in group)
         crossing = {
             v
             for at in group
@@ -92,7 +92,7 @@ def _groups(eqns: Sequence[JaxprEqn], tail: Sequence[int], made: dict[Var, int])
     final = [
         at
         for at in tail
-        if is_contraction(eqns[at]) and not any(_is_heavy(eqns[f]) for f in followers[at])
+        if is_contraction(eqns[at]) and not any(_stops(eqns[f]) for f in followers[at])
     ]
     groups: list[set[int]] = []
     for at in final:
@@ -101,9 +101,8 @@ def _groups(eqns: Sequence[JaxprEqn], tail: Sequence[int], made: dict[Var, int])
             group |= other
             groups.remove(other)
         groups.append(group)
-    return sorted(groups, key=lambda g: -sum(contraction_work(eqns[at]) for at in g & set(final)))
+    return sorted(groups, key=lambda g: -sum(contraction_work(eqns[at]) for at in g))
 
 
-def _is_heavy(eqn: JaxprEqn) -> bool:
-    opaque = any(k in eqn.params for k in ("jaxpr", "branches", "body_jaxpr", "callback"))
-    return is_contraction(eqn) or opaque
+def _stops(eqn: JaxprEqn) -> bool:
+    return is_contraction(eqn) or is_opaque(eqn)

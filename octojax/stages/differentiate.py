@@ -16,18 +16,19 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var
 
+from octojax.compat import new_jaxpr
 from octojax.errors import PlanError
 from octojax.ir.action import Kind
 from octojax.jaxprs.choose_residuals import choose_residuals
 from octojax.jaxprs.dataflow import (
     Atom,
-    build_jaxpr,
     free_vars,
     is_var,
     needed_for,
     reached_from,
 )
 from octojax.jaxprs.partition_backward import partition_backward
+from octojax.jaxprs.split_loops import split_loops
 from octojax.stages.joint import Joint, trace_joint
 from octojax.stages.program import ForwardStage, Program, Ref, Role, Stage
 
@@ -154,9 +155,9 @@ def _split(
     joint: Joint, eqns: Sequence[JaxprEqn], names: dict[Var, Ref]
 ) -> tuple[Program, Program | None]:
     """Returns the input-gradient program and, unless nothing is left for it, the other one."""
-    eqns = _needed(eqns, joint.grads.values())
     urgent = {r: v for r, v in joint.grads.items() if r.role is Role.INPUT_GRAD}
     later = {r: v for r, v in joint.grads.items() if r.role is Role.PARAM_GRAD}
+    eqns = split_loops(eqns, list(urgent.values()), list(later.values()))
     lasting = _having(joint, *_AT_HAND)
     cut = partition_backward(eqns, list(urgent.values()), list(later.values()), lasting)
     deferred = {r: v for i, (r, v) in enumerate(later.items()) if i in cut.second_outputs}
@@ -233,7 +234,7 @@ def _assemble(
     names: dict[Var, Ref],
 ) -> Program:
     invars = sorted(free_vars(eqns, written.values()), key=lambda v: _read_order(names[v]))
-    jaxpr = build_jaxpr(joint.template.jaxpr.jaxpr, invars, list(written.values()), eqns)
+    jaxpr = new_jaxpr(invars, list(written.values()), eqns)
     return Program(kind, jaxpr, tuple(names[v] for v in invars), tuple(written))
 
 

@@ -1,0 +1,128 @@
+"""Splits a backward cond per branch: what others wait for, and what is left of each branch.
+
+    dx, dw = cond i [{dx = dot dy w1', dw = dot x dy}, {dx = dot dy w2', dw = 0}] dy x w1 w2
+      becomes
+    dx, kept = cond i [...]
+    dw = cond i [{dot x dy}, {0}] dy x kept
+
+Branches keep different values; they share the places of equal shape and type, and a branch
+fills with zeros the places it does not need.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+
+from octojax.compat import new_jaxpr
+from octojax.jaxprs.choose_residuals import choose_residuals
+from octojax.jaxprs.dataflow import Atom, free_vars, needed_for
+from octojax.jaxprs.partition_backward import Cut, partition_backward
+
+
+def split_cond(eqn: JaxprEqn, late: set[int]) -> list[JaxprEqn]:
+    """Returns equations that bind the same outputs, the `late` ones apart where that pays."""
+    branches = [b.jaxpr for b in eqn.params["branches"]]
+    moved = sorted({i for b in branches for i in _moved(b, late)})
+    if not moved:
+        return [eqn]
+    parts = [_split_branch(b, moved) for b in branches]
+    if any(not _has_zero(v) for _, _, kept in parts for v in kept):
+        return [eqn]
+    slots, places = _share([kept for _, _, kept in parts])
+    early = [i for i in range(len(eqn.outvars)) if i not in moved]
+    first, second = [], []
+    for branch, (before, after, kept), place in zip(branches, parts, places, strict=True):
+        filled = dict(zip(place, kept, strict=True))
+        zeros = {s: _zeros(slot) for s, slot in enumerate(slots) if s not in filled}
+        ends = [branch.outvars[i] for i in early]
+        ends += [filled[s] if s in filled else zeros[s][0] for s in range(len(slots))]
+        live = [before[at] for at in sorted(needed_for(before, ends))]
+        first.append(
+            new_jaxpr(branch.invars, ends, [*live, *(e for _, es in zeros.values() for e in es)])
+        )
+        given = [filled[s] if s in filled else Var(slot.aval) for s, slot in enumerate(slots)]
+        ends = [branch.outvars[i] for i in moved]
+        second.append(new_jaxpr([*branch.invars, *given], ends, after))
+    stacks = [Var(slot.aval) for slot in slots]
+    return [
+        _cond(eqn, first, eqn.invars, [*(eqn.outvars[i] for i in early), *stacks]),
+        _cond(eqn, second, [*eqn.invars, *stacks], [eqn.outvars[i] for i in moved]),
+    ]
+
+
+def _moved(branch: Jaxpr, late: set[int]) -> list[int]:
+    order = sorted(late)
+    return [order[i] for i in _cut(branch, late).second_outputs]
+
+
+def _cut(branch: Jaxpr, late: set[int]) -> Cut:
+    early = [v for i, v in enumerate(branch.outvars) if i not in late]
+    return partition_backward(branch.eqns, early, [branch.outvars[i] for i in sorted(late)], set())
+
+
+def _split_branch(
+    branch: Jaxpr, moved: Sequence[int]
+) -> tuple[list[JaxprEqn], list[JaxprEqn], tuple[Var, ...]]:
+    """Returns both parts of a branch and the values that cross from one to the other."""
+    cut = _cut(branch, set(moved))
+    first = [branch.eqns[at] for at in cut.first]
+    second = [branch.eqns[at] for at in cut.second]
+    ends = [branch.outvars[i] for i in moved]
+    kept = choose_residuals(first, free_vars(second, ends), set(branch.invars))
+    return first, [*(first[at] for at in kept.repeated), *second], kept.values
+
+
+def _share(kept: Sequence[Sequence[Var]]) -> tuple[list[Var], list[list[int]]]:
+    """Returns one value per shared place, and per branch the places of its values."""
+    slots: list[Var] = []
+    places: list[list[int]] = []
+    for values in kept:
+        taken: list[int] = []
+        for v in values:
+            fits = (s for s, u in enumerate(slots) if _alike(u, v) and s not in taken)
+            place = next(fits, len(slots))
+            if place == len(slots):
+                slots.append(v)
+            taken.append(place)
+        places.append(taken)
+    return slots, places
+
+
+def _alike(one: Var, other: Var) -> bool:
+    return (one.aval.shape, one.aval.dtype) == (other.aval.shape, other.aval.dtype)
+
+
+def _has_zero(value: Var) -> bool:
+    return not jnp.issubdtype(value.aval.dtype, jax.dtypes.extended)
+
+
+def _zeros(like: Var) -> tuple[Atom, list[JaxprEqn]]:
+    """Returns zeros of the value's shape and type, and the equations that make them."""
+    shape, dtype = like.aval.shape, like.aval.dtype
+    jaxpr = jax.make_jaxpr(lambda: jnp.zeros(shape, dtype))().jaxpr
+    return jaxpr.outvars[0], list(jaxpr.eqns)
+
+
+def _cond(
+    eqn: JaxprEqn,
+    branches: Sequence[ClosedJaxpr],
+    invars: Sequence[Atom],
+    outvars: Sequence[Var],
+) -> JaxprEqn:
+    """Returns the cond over these branches without the operands that none of them reads."""
+    opened = [b.jaxpr for b in branches]
+    read = [set(free_vars(b.eqns, b.outvars)) for b in opened]
+    used = [
+        at
+        for at in range(len(invars) - 1)
+        if any(b.invars[at] in r for b, r in zip(opened, read, strict=True))
+    ]
+    trimmed = tuple(new_jaxpr([b.invars[at] for at in used], b.outvars, b.eqns) for b in opened)
+    return eqn.replace(
+        invars=[invars[0], *(invars[at + 1] for at in used)],
+        outvars=list(outvars),
+        params={**eqn.params, "branches": trimmed},
+        effects=frozenset(x for b in trimmed for x in b.effects),
+    )
