@@ -5,8 +5,10 @@ rank and phase; only small values (partial norms, flags) cross ranks between pha
 """
 
 from octojax.update.build import GRAD_NORM, build_update
+from octojax.update.exchange import ExchangeFunction, local_exchange
+from octojax.update.places import Places
 from octojax.update.plan import End, Role, UpdatePlan, UpdateProgram
-from octojax.update.run import ExchangeFunction, OptState, Places, Update, local_exchange
+from octojax.update.run import OptState, Update
 
 __all__ = [
     "GRAD_NORM",

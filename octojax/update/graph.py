@@ -14,22 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
+from octojax import compat
+from octojax.jaxprs.inline import body_of
+
 Atom = int | Literal
 """The number of a value, or a constant."""
 
-_CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "checkpoint": "jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-}
-"""Call primitives that only group operations, with the parameter that holds their body."""
+_CALLS = compat.JIT_NAMES | compat.REMAT_NAMES | compat.CUSTOM_NAMES
+"""Primitives that only group operations: an update is not differentiated again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,16 +57,10 @@ class Graph:
 def flatten(closed: ClosedJaxpr) -> Graph:
     """Returns the operations of `closed`, calls inlined, conds as selects, equal ones merged."""
     builder = _Builder()
-    jaxpr = closed.jaxpr
+    jaxpr, consts = compat.split_consts(closed)
     inputs = [builder.value(var.aval) for var in jaxpr.invars]
-    outputs = builder.run(jaxpr, closed.consts, inputs)
+    outputs = builder.run(jaxpr, consts, inputs)
     return Graph(len(inputs), tuple(builder.ops), tuple(outputs), tuple(builder.avals))
-
-
-def nbytes(aval: Any) -> int:
-    """Returns the size of a value in bytes; a PRNG key counts its key words."""
-    itemsize = getattr(aval.dtype, "itemsize", 8)
-    return int(np.prod(aval.shape, dtype=np.int64)) * itemsize
 
 
 def emit(
@@ -144,14 +130,14 @@ class _Builder:
         name = eqn.primitive.name
         if name == "cond":
             return self._cond(eqn, operands)
-        if name in _CALLS and _CALLS[name] in eqn.params:
-            return self._body(eqn.params[_CALLS[name]], operands)
+        body = body_of(eqn) if name in _CALLS else None
+        if body is not None:
+            return self._body(body, operands)
         outputs = [var.aval for var in eqn.outvars]
         return self._append(eqn.primitive, eqn.params, operands, outputs, eqn)
 
     def _body(self, body: Any, operands: Sequence[Atom]) -> list[Atom]:
-        inner = getattr(body, "jaxpr", body)
-        return self.run(inner, getattr(body, "consts", ()), operands)
+        return self.run(*compat.split_consts(body), operands)
 
     def _cond(self, eqn: Any, operands: list[Atom]) -> list[Atom]:
         index, *rest = operands
@@ -200,9 +186,7 @@ class _Builder:
 
 def _host(const: Any) -> Any:
     """A constant free of devices, so that any rank may use it; PRNG keys stay as they are."""
-    if isinstance(const, jax.Array) and jnp.issubdtype(const.dtype, jax.dtypes.prng_key):
-        return const
-    return np.asarray(const)
+    return const if hasattr(const, "dtype") and compat.is_key(const) else np.asarray(const)
 
 
 def _key(atom: Atom) -> Any:

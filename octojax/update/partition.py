@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from octojax.update.graph import Atom, Graph, emit, nbytes
+from octojax.compat import num_bytes
+from octojax.update.graph import Atom, Graph, emit
 from octojax.update.pack import pack, unpack
 from octojax.update.place import EVERYWHERE, Placed, Rank
 from octojax.update.plan import Distributed, End, Entry, Exchange, Phase, Role, UpdateProgram
@@ -114,7 +115,7 @@ class _Cut:
         for value in self.placed.exchanged[phase]:
             rank = self.placed.ranks[value]
             assert rank is not None, "a value that is everywhere needs no exchange"
-            size = nbytes(self.graph.avals[value])
+            size = num_bytes(self.graph.avals[value])
             entries.append(Entry(value, rank, filled[rank], size))
             filled[rank] += size
         return tuple(entries)
@@ -176,8 +177,8 @@ class _Cut:
         op = self.graph.ops[self.producers[value]]
         if op.primitive.name in _HEAVY:
             return True
-        made = nbytes(self.graph.avals[value])
-        read = [nbytes(self.graph.avals[x]) for x in op.inputs if not isinstance(x, Literal)]
+        made = num_bytes(self.graph.avals[value])
+        read = [num_bytes(self.graph.avals[x]) for x in op.inputs if not isinstance(x, Literal)]
         return max(read, default=0) > 8 * made
 
     def phase(

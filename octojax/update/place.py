@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from jax.extend.core import Literal
 
+from octojax.compat import num_bytes
 from octojax.errors import PlanError
-from octojax.update.graph import Atom, Graph, Op, nbytes
+from octojax.update.graph import Atom, Graph, Op
 
 EXCHANGE_LIMIT_BYTES = 4096
 """Values up to this size may cross ranks; the norm of a leaf has 4 bytes."""
@@ -93,7 +94,7 @@ def _rank_of(
     homes = {ranks[v] for v in held}
     if len(homes) <= 1:
         return homes.pop() if homes else EVERYWHERE
-    large = {ranks[v] for v in held if nbytes(graph.avals[v]) > limit_bytes}
+    large = {ranks[v] for v in held if num_bytes(graph.avals[v]) > limit_bytes}
     if len(large) > 1:
         raise PlanError(_mixes(graph, op, at, held, ranks, names, limit_bytes))
     if large:
@@ -110,7 +111,7 @@ def _refuse_large(
     names: Sequence[str],
     limit_bytes: int,
 ) -> None:
-    if nbytes(graph.avals[value]) <= limit_bytes:
+    if num_bytes(graph.avals[value]) <= limit_bytes:
         return
     to = "every rank" if wanted is EVERYWHERE else f"rank {wanted}"
     raise PlanError(
@@ -138,7 +139,7 @@ def _mixes(
     parts = [
         f"{_shape(graph, v)} on rank {ranks[v]} (from {_leaves(graph, [v], names)})"
         for v in held
-        if nbytes(graph.avals[v]) > limit_bytes
+        if num_bytes(graph.avals[v]) > limit_bytes
     ]
     where = origin(op)
     return (

@@ -12,24 +12,21 @@ from jax.sharding import SingleDeviceSharding
 
 from octojax.update import Places, Update, UpdatePlan, build_update
 
-NUM_RANKS = 3
-OWNERS = (0, 0, 1, 1, 2, 2)
+NUM_RANKS = 2
+OWNERS = (0, 0, 1, 1, 1)
 
 
 def make_params() -> dict[str, Any]:
-    keys = jax.random.split(jax.random.key(0), 6)
+    keys = jax.random.split(jax.random.key(0), 5)
     return {
         "block0": {
             "bias": jax.random.normal(keys[0], (8,)),
             "kernel": jax.random.normal(keys[1], (140, 8)),
         },
-        "block1": {
-            "bias": jax.random.normal(keys[2], (8,)),
-            "kernel": jax.random.normal(keys[3], (8, 140)),
-        },
+        "block1": {"kernel": jax.random.normal(keys[2], (8, 140))},
         "head": {
-            "kernel": jax.random.normal(keys[4], (40, 40)),
-            "scale": jax.random.normal(keys[5], ()),
+            "kernel": jax.random.normal(keys[3], (40, 40)),
+            "scale": jax.random.normal(keys[4], ()),
         },
     }
 
@@ -131,8 +128,22 @@ def assert_close(got: Any, expected: Any, what: str, tolerance: float = 1e-6) ->
         )
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_equals_plain_optax_over_four_steps(name: str) -> None:
+COMMON = (
+    "momentum",
+    "adamw-mask-schedule",
+    "adafactor",
+    "lamb",
+    "finite",
+    "multisteps",
+    "multi-transform",
+    "hyperparams",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in COMMON else pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS]
+)
+def test_equals_plain_optax_over_three_steps(name: str) -> None:
     optimizer = OPTIMIZERS[name]()
     expected = make_params()
     plan = build_update(optimizer, expected, OWNERS, NUM_RANKS)
@@ -143,7 +154,7 @@ def test_equals_plain_optax_over_four_steps(name: str) -> None:
     expected_state = optimizer.init(expected)
     assert_close(update.gather(state), expected_state, "state")
     step = reference_step(optimizer)
-    for i in range(4):
+    for i in range(3):
         grads = make_grads(i)
         params, state, scalars = update.apply(params, put(grads, plan, where), state)
         expected, expected_state, norm = step(expected, grads, expected_state)
