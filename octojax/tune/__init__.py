@@ -1,0 +1,27 @@
+"""The bubble-aware tuner: `tune(profile)` returns a plan with a proven bound beside it.
+
+Nothing here imports JAX; the compiled parts are imported when `tune` is first called.
+"""
+
+from typing import Any
+
+from octojax.tune.result import Progress, TuneResult
+
+__all__ = ["METHODS", "PHASES", "Progress", "TuneResult", "lower_bound", "tune"]
+
+METHODS = ("best", "octopipe", "random", "ilp")
+PHASES = ("partition", "placement", "schedule")
+
+
+def tune(*args: Any, **kwargs: Any) -> TuneResult:
+    """Returns the best plan found for a profile; see `octojax.tune.tuner.tune`."""
+    from octojax.tune import tuner
+
+    return tuner.tune(*args, **kwargs)
+
+
+def lower_bound(*args: Any, **kwargs: Any) -> Any:
+    """Returns the proven bound of a problem; see `octojax.tune.bound.lower_bound`."""
+    from octojax.tune import bound
+
+    return bound.lower_bound(*args, **kwargs)

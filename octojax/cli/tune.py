@@ -1,0 +1,78 @@
+"""`octopipe tune`: partition, placement and schedule for a profile, with a proven bound."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from octojax.cli.read import read_profile
+
+GIB = 2**30
+
+
+def command(
+    profile: Annotated[str, typer.Argument(help="A profile (JSON): layer costs and machine.")],
+    ranks: Annotated[
+        int | None, typer.Option(help="Pipeline ranks; default: the profile's.")
+    ] = None,
+    microbatches: Annotated[
+        int | None, typer.Option(help="Microbatches per step; default: the profile's.")
+    ] = None,
+    capacity_gib: Annotated[
+        float | None, typer.Option(help="Memory of every rank, in GiB.")
+    ] = None,
+    host_cost: Annotated[
+        float | None, typer.Option(help="Seconds that a transfer costs each of its ranks.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds.")] = None,
+    iterations: Annotated[int | None, typer.Option(help="Stop after so many iterations.")] = None,
+    target_gap: Annotated[
+        float | None, typer.Option(help="Stop when within this share of the lower bound.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Same seed and iterations: same plan.")] = 0,
+    method: Annotated[
+        str, typer.Option(help="best, octopipe (Algorithm 1), random, or ilp (exact, small).")
+    ] = "best",
+    phases: Annotated[
+        str, typer.Option(help="Which of partition,placement,schedule may change.")
+    ] = "partition,placement,schedule",
+    overlap: Annotated[
+        bool, typer.Option("--overlap/--no-overlap", help="Order so as to hide transfers.")
+    ] = True,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the plan (JSON) here.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Find partition, placement and schedule together; print the plan's account."""
+    from octojax.tune import tune
+    from octojax.tune.ticker import Ticker
+
+    given = read_profile(profile)
+    if host_cost is not None:
+        given = given.on(replace(given.machine, host_cost_s=host_cost))
+    with Ticker(seconds, iterations) as ticker:
+        result = tune(
+            given,
+            ranks,
+            microbatches,
+            method=method,
+            seconds=seconds,
+            iterations=iterations,
+            seed=seed,
+            capacity_bytes=None if capacity_gib is None else capacity_gib * GIB,
+            phases=tuple(x.strip() for x in phases.split(",") if x.strip()),
+            overlap=overlap,
+            target_gap=target_gap,
+            progress=ticker.show,
+        )
+    if output is not None:
+        result.plan.save(output)
+    if as_json:
+        typer.echo(json.dumps(result.to_json(), indent=1))
+        return
+    typer.echo(str(result))
+    if output is not None:
+        typer.echo(f"plan written to {output}")

@@ -1,0 +1,221 @@
+"""What published ways achieve on the same profile: the plans a tuned one must beat."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from octojax.errors import OctoPipeError
+from octojax.ir.action import Action, Kind
+from octojax.ir.partition import Partition
+from octojax.ir.plan import Plan
+from octojax.ir.schedule import Schedule
+from octojax.schedules import SCHEDULES
+from octojax.simulate.costs import uniform_partition
+from octojax.simulate.evaluate import Evaluation
+from octojax.tune.measure import fits, measure
+from octojax.tune.partitions import min_max, mist
+from octojax.tune.problem import Problem
+
+SEARCHED = frozenset({"zb-auto", "hanayo", "tessel", "v-half", "v-min", "1f1b-v", "zb-greedy"})
+"""Families whose table is the outcome of a search: left out beyond `SMALL` ranks*microbatches."""
+SMALL = 130
+LARGE_CUT = 2_000_000
+"""Stages * layers^2 beyond which many-chunk tables are tried on the uniform partition alone."""
+CHUNKS = (2, 3, 4, 6, 8, 12, 14, 16)
+
+Measured = tuple[str, Plan, Evaluation]
+
+
+def partitions(problem: Problem, stages: int) -> Iterator[tuple[str, Partition]]:
+    """Yields partitions into so many stages: uniform by count, least maximum, Mist's."""
+    if stages > problem.num_layers:
+        return
+    yield "uniform", uniform_partition(problem.num_layers, stages)
+    if stages * problem.num_layers**2 > LARGE_CUT:
+        return
+    work = problem.compute_s
+    seen = {uniform_partition(problem.num_layers, stages)}
+    for name, make in (
+        ("balanced", partial(min_max, work, stages)),
+        ("mist", partial(mist, work, stages, problem.microbatches)),
+    ):
+        made = Partition(make())
+        if made not in seen:
+            seen.add(made)
+            yield name, made
+
+
+def published(problem: Problem) -> Iterator[Measured]:
+    """Yields every published schedule on every partition, measured; also those too large."""
+    p = problem
+    size = p.ranks * p.microbatches
+    for name, family in SCHEDULES.items():
+        if name in SEARCHED and size > SMALL:
+            continue
+        for chunks in _chunk_counts(problem, family):
+            try:
+                table = family.generate(p.ranks, p.microbatches, chunks)
+            except (ValueError, OctoPipeError):
+                continue  # its rule does not allow these sizes
+            tables = [(name, table)]
+            if family.splits_backward is False:
+                tables += [(f"{name}-split", split(table)), (f"{name}-fill", None)]
+            for how, partition in partitions(p, table.num_stages):
+                for label, rows in tables:
+                    found = _plan(f"{label}/{how}", partition, table, rows, problem)
+                    if found is not None:
+                        yield found[0].name, found[0], found[1]
+
+
+def _chunk_counts(problem: Problem, family) -> list[int | None]:
+    least, most = family.chunk_range
+    if family.bidirectional or most == least:
+        return [None]
+    per_rank = max(1, (problem.num_layers - 2) // problem.ranks)
+    wanted = {*CHUNKS, per_rank, least}
+    return [c for c in sorted(wanted) if least <= c <= min(per_rank, most or math.inf)]
+
+
+def _plan(
+    name: str, partition: Partition, table: Schedule, rows: Schedule | None, problem: Problem
+) -> tuple[Plan, Evaluation] | None:
+    plan = Plan(partition, table.placement, rows or split(table), name=name)
+    if rows is None:
+        plan = fill(plan, problem)
+    made = measure(plan, problem)
+    return None if made.done < sum(map(len, plan.schedule.ranks)) else (plan, made)
+
+
+def split(table: Schedule) -> Schedule:
+    """Returns the table with every B as I and W right after it; overlapped pairs taken apart."""
+    return Schedule(tuple(tuple(_split_row(row)) for row in table.ranks))
+
+
+def _split_row(row) -> Iterator[Action]:
+    for item in row:
+        for action in getattr(item, "actions", (item,)):
+            if action.kind is Kind.BACKWARD:
+                yield replace(action, kind=Kind.INPUT_GRAD)
+                yield replace(action, kind=Kind.WEIGHT_GRAD)
+            else:
+                yield action
+
+
+def fill(plan: Plan, problem: Problem) -> Plan:
+    """Returns a split plan with its F and I in order, and W run where its rank would wait.
+
+    A W runs when the next F or I is not there yet, or at the end; with memory in the way the
+    plan keeps its W right after I.
+    """
+    p = problem
+    bounds = plan.partition.bounds
+    sums = {
+        kind: [float(costs[a:b].sum()) for a, b in itertools.pairwise(bounds)]
+        for kind, costs in (
+            (Kind.FORWARD, p.forward_s),
+            (Kind.INPUT_GRAD, p.input_grad_s),
+            (Kind.WEIGHT_GRAD, p.weight_grad_s),
+        )
+    }
+    rows = [[a for a in row if a.kind is not Kind.WEIGHT_GRAD] for row in plan.schedule.ranks]
+    home = {a: r for r, row in enumerate(rows) for a in row}
+    ready: dict[Action, float] = {}
+    clock, at = [0.0] * p.ranks, [0] * p.ranks
+    waiting: list[list[Action]] = [[] for _ in range(p.ranks)]
+    made: list[list[Action]] = [[] for _ in range(p.ranks)]
+    link: dict[tuple[int, int], float] = {}
+    last = plan.num_stages - 1
+
+    def comes(action: Action) -> float:
+        if action.kind is Kind.FORWARD and action.stage == 0:
+            return 0.0
+        return ready.get(action, math.inf)
+
+    left = sum(map(len, rows)) + sum(a.kind is Kind.INPUT_GRAD for row in rows for a in row)
+    for _ in range(left):
+        choice = (math.inf, 0, False)
+        for r in range(p.ranks):
+            nexts = comes(rows[r][at[r]]) if at[r] < len(rows[r]) else math.inf
+            start = max(nexts, clock[r])
+            if waiting[r] and clock[r] < start:
+                choice = min(choice, (clock[r], r, True))
+            else:
+                choice = min(choice, (start, r, False))
+        start, r, is_w = choice
+        if start == math.inf:
+            return plan
+        if is_w:
+            action = waiting[r].pop(0)
+        else:
+            action = rows[r][at[r]]
+            at[r] += 1
+        host = p.host_cost_s * _transfers(action, r, home, last)
+        end = start + sums[action.kind][action.stage] / p.speeds[r] + host
+        clock[r] = end
+        made[r].append(action)
+        if is_w:
+            continue
+        if action.kind is Kind.INPUT_GRAD:
+            waiting[r].append(replace(action, kind=Kind.WEIGHT_GRAD))
+        _deliver(action, r, end, home, last, ready, link, bounds, problem)
+    return plan.with_schedule(Schedule(tuple(map(tuple, made))))
+
+
+def _next(action: Action, last: int) -> Action | None:
+    """Returns the action that waits for what this one makes."""
+    if action.kind is Kind.FORWARD:
+        if action.stage == last:
+            return replace(action, kind=Kind.INPUT_GRAD)
+        return replace(action, stage=action.stage + 1)
+    return replace(action, stage=action.stage - 1) if action.stage > 0 else None
+
+
+def _transfers(action: Action, rank: int, home: dict[Action, int], last: int) -> int:
+    if action.kind is Kind.WEIGHT_GRAD:
+        return 0
+    stages = [s for s in (action.stage - 1, action.stage + 1) if 0 <= s <= last]
+    return sum(home[replace(action, stage=s)] != rank for s in stages)
+
+
+def _deliver(action, rank, end, home, last, ready, link, bounds, problem) -> None:
+    """Notes when the value that `action` made is where it is used."""
+    after = _next(action, last)
+    if after is None:
+        return
+    to = home[after]
+    if to == rank:
+        ready[after] = end
+        return
+    border = bounds[action.stage + 1] if action.kind is Kind.FORWARD else bounds[action.stage]
+    size = problem.output_bytes[border - 1]
+    leaves = max(end, link.get((rank, to), 0.0)) + size * problem.s_per_byte[rank, to]
+    link[rank, to] = leaves
+    ready[after] = leaves + problem.latency_s[rank, to]
+
+
+def summary(measured: list[Measured], problem: Problem) -> dict[str, float]:
+    """Returns the makespans that results are compared with, by name; only plans that fit.
+
+    `1f1b` fused, `1f1b-split` (W right after I) and `1f1b-fill` on the uniform partition;
+    `interleaved` and `schedule-only` the best of their kind on it; `partition-only` the best
+    1F1B of any partition; `published` the best of all.
+    """
+
+    def best(keep: Callable[[str], bool]) -> float | None:
+        times = [e.makespan_s for name, _, e in measured if keep(name) and fits(e, problem)]
+        return min(times, default=None)
+
+    kinds: dict[str, Callable[[str], bool]] = {
+        "1f1b": lambda n: n == "1f1b/uniform",
+        "1f1b-split": lambda n: n == "1f1b-split/uniform",
+        "1f1b-fill": lambda n: n == "1f1b-fill/uniform",
+        "interleaved": lambda n: n.startswith("interleaved") and n.endswith("/uniform"),
+        "partition-only-split": lambda n: n.startswith("1f1b-split/"),
+        "partition-only": lambda n: n.startswith(("1f1b/", "1f1b-split/", "1f1b-fill/")),
+        "schedule-only": lambda n: n.endswith("/uniform"),
+        "published": lambda n: True,
+    }
+    found = {name: best(keep) for name, keep in kinds.items()}
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,122 @@
+"""The default search: many starting points, annealed in parallel, the weak ones dropped."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from octojax.tune.anneal import MOVES, PHASE_OF_MOVE, anneal
+from octojax.tune.candidate import Candidate
+from octojax.tune.measure import quick_makespan
+from octojax.tune.problem import Problem
+from octojax.tune.search import PHASES, Search
+from octojax.tune.starts import fixed_points, starting_points
+
+WORKERS = 2
+ROUND_ACTIONS = 1_500_000
+"""Actions simulated by one worker in one round; fixes a round's number of moves."""
+HOT, COLD = 3e-3, 3e-5
+"""Temperatures of the annealing, as shares of the makespan."""
+FIELD = ((0.25, 8), (0.5, 4), (0.75, 2), (1.01, 1))
+"""Until this share of the budget, so many candidates are kept."""
+
+CHANCES = dict(
+    zip(MOVES, (0.05, 0.09, 0.06, 0.05, 0.16, 0.18, 0.04, 0.03, 0.14, 0.18, 0.0, 0.0), strict=True)
+)
+
+
+def move_chances(problem: Problem, phases: frozenset[str]) -> np.ndarray:
+    """Returns the cumulated chances of `MOVES` for the phases that may be changed."""
+    chances = dict(CHANCES)
+    if memory_may_bind(problem):
+        chances["recompute or keep"] = 0.05
+    if (problem.backward_s < problem.input_grad_s + problem.weight_grad_s).any():
+        chances["fuse or split a backward"] = 0.04
+    if "placement" not in phases:  # stages stay in order, one per rank
+        keep = {"move a stage border"} | set(MOVES[7:])
+        chances = {name: c if name in keep else 0.0 for name, c in chances.items()}
+        chances["split or join stages"] = 0.0
+    if "partition" not in phases:  # stages stay whole
+        for name, phase in zip(MOVES, PHASE_OF_MOVE, strict=True):
+            if phase == 0 or name in ("exchange two ranks for a while", "split or join stages"):
+                chances[name] = 0.0
+    if "placement" in phases and "partition" not in phases:
+        chances["exchange the ranks of two stages"] = 0.5
+    if "schedule" not in phases:
+        for name, phase in zip(MOVES, PHASE_OF_MOVE, strict=True):
+            if phase == 2:
+                chances[name] = 0.0
+    summed = np.cumsum([chances[name] for name in MOVES])
+    if summed[-1] == 0:
+        return summed
+    summed /= summed[-1]
+    summed[-1] = 1.0
+    return summed
+
+
+def memory_may_bind(problem: Problem) -> bool:
+    """Whether keeping everything of all microbatches could exceed some rank's capacity."""
+    p = problem
+    most = np.maximum(p.residual_bytes, p.weight_residual_bytes).sum() * p.microbatches
+    share = (most + p.state_bytes.sum()) / p.ranks
+    return bool(1.5 * share > p.capacity_bytes.min())
+
+
+def search_best(search: Search, phases: frozenset[str], starts: list[Candidate], seed: int) -> None:
+    """Improves `search` until a limit is reached. With the same seed and a limit of
+    iterations alone, always in the same way.
+    """
+    problem = search.problem
+    weights = move_chances(problem, phases)
+    field = [(quick_makespan(c, problem, search.arrays), c) for c in starts]
+    search.evaluations += len(field)
+    field = sorted((t for t in field if t[0] < np.inf), key=lambda t: t[0])
+    for makespan, found in field[:1]:
+        search.offer_candidate(found, makespan, "schedule")
+    if weights[-1] == 0 or not field:
+        search.stop = search.stop or "nothing to change"
+        return
+    actions = 3 * problem.num_layers * problem.microbatches
+    steps = max(20, ROUND_ACTIONS // actions)
+    turn = 0
+    with ThreadPoolExecutor(WORKERS) as pool:
+        while not search.finished():
+            share = search.share
+            keep = next(n for until, n in FIELD if share < until)
+            field = field[:keep] if len(field) > keep else field
+            picks = [(turn + w) % len(field) for w in range(WORKERS)]
+            heat = HOT * (1 - share) ** 1.5 + COLD
+            jobs = [
+                pool.submit(_anneal, field[at], search, weights, steps, heat, (seed, turn, w))
+                for w, at in enumerate(picks)
+            ]
+            turn += len(jobs)
+            for at, job in zip(picks, jobs, strict=True):
+                best_s, best, last_s, last, counts = job.result()
+                search.evaluations += int(counts.sum())
+                for phase, count in zip(PHASES, counts.tolist(), strict=True):
+                    search.counts[phase] += count
+                phase = PHASES[int(counts.argmax())]
+                search.offer_candidate(best, best_s, phase)
+                field[at] = (best_s, best) if share > 0.6 else (last_s, last)
+            if turn % max(len(field), 2) == 0:
+                field.sort(key=lambda t: t[0])
+            search.iteration += 1
+            search.report(phase)
+
+
+def _anneal(start, search: Search, weights, steps: int, heat: float, seed: tuple):
+    """Returns best and last candidate of one round with their makespans, and counts."""
+    makespan, found = start
+    number = int(np.random.default_rng(seed).integers(2**31))
+    best_s, best, last_s, last, counts = anneal(
+        *found.arrays, *search.arrays, weights, steps, heat * makespan, 0.5 * heat * makespan,
+        number, -1.0,
+    )  # fmt: skip
+    return best_s, Candidate(*best), last_s, Candidate(*last), counts
+
+
+def starts_for(problem: Problem, phases: frozenset[str], seed: int) -> list[Candidate]:
+    """Returns starting candidates that respect the phases that may not be changed."""
+    if phases >= {"partition", "placement"}:
+        return starting_points(problem, seed)[:8] + fixed_points(problem, phases)
+    return fixed_points(problem, phases)

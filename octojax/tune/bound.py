@@ -1,0 +1,166 @@
+"""A makespan that no plan can beat, from layers, ranks and microbatches alone.
+
+The derivation, with every step proved, is `docs/lower_bound.md`. Memory is left out: it can
+only make plans slower, so the bound stays valid.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from octojax.tune.problem import Problem
+
+UNITS = 1 << 18
+"""Resolution of the subset sums, in parts of the mean load of a rank."""
+SAFETY = 1 - 1e-9
+"""Rounding of floating point sums never lifts the bound above the truth."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """`seconds` holds for plans that keep every layer on one rank; `replicated_s` for those
+    that hold stages on two ranks too. `parts` are the bounds whose maximum `seconds` is.
+    """
+
+    seconds: float
+    replicated_s: float
+    parts: tuple[tuple[str, float], ...]
+
+    @property
+    def binding(self) -> str:
+        """The part that gives the bound."""
+        return max(self.parts, key=lambda part: part[1])[0]
+
+
+def lower_bound(problem: Problem) -> Bound:
+    """Returns the bound of `docs/lower_bound.md` and its parts, in seconds."""
+    parts = (
+        ("critical path", critical_path_s(problem)),
+        ("one layer", heaviest_layer_s(problem, holders=1)),
+        ("average load and fill", average_load_s(problem)),
+        ("whole layers and fill", whole_layers_s(problem)),
+    )
+    shared = max(
+        critical_path_s(problem),
+        heaviest_layer_s(problem, holders=2),
+        float(problem.microbatches * problem.compute_s.sum() / problem.speeds.sum()),
+    )
+    best = max(value for _, value in parts)
+    return Bound(best * SAFETY, shared * SAFETY, parts)
+
+
+def critical_path_s(problem: Problem) -> float:
+    """Returns the time of one microbatch alone, on the fastest rank, without transfers."""
+    p = problem
+    backward = np.minimum(p.input_grad_s, p.backward_s)
+    last = min(p.input_grad_s[0] + p.weight_grad_s[0], p.backward_s[0])
+    return float((p.forward_s.sum() + backward[1:].sum() + last) / p.speeds.max())
+
+
+def heaviest_layer_s(problem: Problem, holders: int) -> float:
+    """Returns the bound from one layer that `holders` ranks share: forwards before it reaches
+    the layer, all microbatches through the layer, input gradients from there to the front.
+    """
+    p, speed = problem, float(problem.speeds.max())
+    before = np.concatenate([[0.0], np.cumsum(p.forward_s)[:-1]])
+    backward = np.minimum(p.input_grad_s, p.backward_s)
+    behind = np.concatenate([[0.0], np.cumsum(backward)[:-1]])
+    turns = -(-p.microbatches // holders)
+    through = before + turns * (p.forward_s + backward) + behind
+    work = before + turns * p.compute_s
+    return float(np.maximum(through, work).max() / speed)
+
+
+def entries_s(problem: Problem) -> np.ndarray:
+    """Returns when the k-th rank to start can start at the earliest: k layers and k transfers
+    lie before the first layer it holds.
+    """
+    p = problem
+    if p.ranks == 1:
+        return np.zeros(1)
+    apart = ~np.eye(p.ranks, dtype=bool)
+    latency = p.latency_s[apart].min()
+    hop = latency + p.output_bytes[:-1].min() * p.s_per_byte[apart].min() + p.host_cost_s
+    before = np.concatenate([[0.0], np.cumsum(p.forward_s)])[: p.ranks]
+    return before / p.speeds.max() + hop * np.arange(p.ranks)
+
+
+def average_load_s(problem: Problem) -> float:
+    """Returns the time in which all ranks together can do all work, each from its entry on."""
+    p = problem
+    work = p.microbatches * p.compute_s.sum()
+    host = p.microbatches * 4 * p.host_cost_s * (p.ranks - 1)
+    if len(set(p.speeds.tolist())) > 1:
+        return float(work / p.speeds.sum())
+    return float((work / p.speeds[0] + host + entries_s(p).sum()) / p.ranks)
+
+
+def whole_layers_s(problem: Problem) -> float:
+    """Returns the least T for which whole layers could fill the ranks' time: bisection on the
+    necessary condition of `docs/lower_bound.md`, section 4.
+    """
+    p = problem
+    low, high = average_load_s(p), None
+    fill = _Fill(p)
+    if fill.possible(low):
+        return low
+    high = low
+    while not fill.possible(high):
+        high *= 1.25
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        if fill.possible(middle):
+            high = middle
+        else:
+            low = middle
+    return low  # proven impossible, so every plan takes longer
+
+
+class _Fill:
+    """How much work whole layers can put into a given time on a rank, from above."""
+
+    def __init__(self, problem: Problem) -> None:
+        p = self.problem = problem
+        self.work = p.compute_s
+        self.total = float(self.work.sum())
+        self.unit = self.total / p.ranks / UNITS
+        equal = len(set(p.speeds.tolist())) == 1
+        self.entry = entries_s(p) if equal else np.zeros(p.ranks)
+        self.big = int(self.work[1:].argmax()) + 1 if p.num_layers > 1 else 0
+        others = [w for i, w in enumerate(self.work) if i not in (0, self.big)]
+        self.smallest = np.cumsum(sorted(others))
+        sums = 1
+        limit = (1 << (4 * UNITS)) - 1
+        for w in others:
+            sums |= (sums << int(w / self.unit)) & limit
+        self.sums = sums
+
+    def most(self, room: float) -> float:
+        """Returns at least the largest sum of the other layers that is <= `room`."""
+        if room < 0:
+            return -np.inf
+        count = int(np.searchsorted(self.smallest, room, side="right"))
+        below = self.sums & ((1 << min(int(room / self.unit) + 1, 4 * UNITS)) - 1)
+        return min(room, (below.bit_length() - 1 + count) * self.unit)
+
+    def possible(self, makespan_s: float) -> bool:
+        """Whether the condition holds: false proves that no plan is that fast."""
+        p = self.problem
+        host = 2 * p.host_cost_s if p.ranks > 1 else 0.0
+        room = ((makespan_s - self.entry) / p.microbatches - host) * p.speeds
+        if (room < 0).any():
+            return False
+        plain = np.array([self.most(x) for x in room])
+        first, big = float(self.work[0]), float(self.work[self.big]) if self.big else 0.0
+        equal = len(set(p.speeds.tolist())) == 1
+        best = -np.inf
+        for front in range(1 if equal else p.ranks):  # who holds layer 0
+            for holder in range(p.ranks):  # who holds the heaviest other layer
+                filled = plain.copy()
+                if holder == front:
+                    filled[front] = first + big + self.most(room[front] - first - big)
+                else:
+                    filled[front] = first + self.most(room[front] - first)
+                    filled[holder] = big + self.most(room[holder] - big)
+                best = max(best, float(filled.sum()))
+        return best >= self.total * (1 - 1e-12)

@@ -1,0 +1,190 @@
+"""A point of the search: which rank holds each layer, where stages end, and priorities.
+
+Layers are the unit: `rank_L[l]` holds layer l, `cut_L[l]` is true where a stage begins at
+layer l though its rank does not change. Priorities come from seven knobs and a small shift per
+layer and kind. All are flat arrays, so that the search stays inside compiled code.
+
+    key of F   knob 0 * (forward time before the layer) + shift + knob 3 * period * microbatch
+    key of I   knob 2 * (forward time of the model)
+               + knob 1 * (input-gradient time after the layer) + shift + knob 4 * ...
+    key of W   after everything else, unless its shift or knob 5 say otherwise
+    knob 6     how long a rank waits for an F or I rather than start a W, in periods
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numba import njit
+
+from octojax.tune.list_schedule import list_schedule
+from octojax.tune.problem import Problem
+
+KNOBS = 7
+LATE = 1e6  # in periods: W comes after every F and I that is ready
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """See the module's text. `recompute_L`, `fused_L` are read at a stage's first layer."""
+
+    rank_L: np.ndarray
+    cut_L: np.ndarray
+    recompute_L: np.ndarray
+    fused_L: np.ndarray
+    shift_LK: np.ndarray
+    knobs: np.ndarray
+
+    @classmethod
+    def of(cls, rank_L: np.ndarray, knobs: np.ndarray, cut: bool = False) -> "Candidate":
+        """Returns the candidate with these ranks, nothing recomputed or fused, no shifts."""
+        layers = len(rank_L)
+        return cls(
+            np.asarray(rank_L, np.int64).copy(),
+            np.full(layers, cut),
+            np.zeros(layers, np.bool_),
+            np.zeros(layers, np.bool_),
+            np.zeros((layers, 3)),
+            np.asarray(knobs, float).copy(),
+        )
+
+    def with_knobs(self, knobs: np.ndarray) -> "Candidate":
+        return replace(self, knobs=np.asarray(knobs, float).copy())
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """The fields in the order that compiled functions take them."""
+        return (
+            self.rank_L, self.cut_L, self.recompute_L, self.fused_L, self.shift_LK, self.knobs,
+        )  # fmt: skip
+
+
+def problem_arrays(problem: Problem, free_bytes: np.ndarray | None = None) -> tuple:
+    """Returns what compiled functions need of a problem, in the order they take it.
+
+    `free_bytes` replaces the capacities (less, where transfer buffers need room).
+    """
+    p = problem
+    costs_4L = np.array([p.forward_s, p.input_grad_s, p.weight_grad_s, p.backward_s])
+    bytes_4L = np.array([p.residual_bytes, p.weight_residual_bytes, p.output_bytes, p.state_bytes])
+    capacity = p.capacity_bytes if free_bytes is None else free_bytes
+    period = float(p.compute_s.sum() / p.speeds.sum())
+    return (
+        costs_4L, bytes_4L, p.speeds, p.latency_s, p.s_per_byte, p.host_cost_s, capacity,
+        p.microbatches, period,
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def layer_keys(costs_4L, shift_LK, knobs, period):
+    """Returns the (layers, 3) keys of microbatch 0 that the module's text describes."""
+    layers = costs_4L.shape[1]
+    key_LK = np.empty((layers, 3))
+    total = costs_4L[0].sum()
+    before = 0.0
+    for layer in range(layers):
+        key_LK[layer, 0] = knobs[0] * before + shift_LK[layer, 0]
+        before += costs_4L[0, layer]
+        key_LK[layer, 2] = LATE * period + shift_LK[layer, 2]
+    after = 0.0
+    for layer in range(layers - 1, -1, -1):
+        key_LK[layer, 1] = knobs[2] * total + knobs[1] * after + shift_LK[layer, 1]
+        after += costs_4L[1, layer]
+    return key_LK
+
+
+@njit(cache=True, nogil=True)
+def stage_arrays(
+    rank_L, cut_L, recompute_L, fused_L, key_LK, costs_4L, bytes_4L, speed_P, latency_PP,
+    s_per_byte_PP, host_s, capacity_P,
+):  # fmt: skip
+    """Returns the first layer of each stage, and the arrays that `list_schedule` takes.
+
+    `costs_4L` rows: forward, input gradient, weight gradient, fused backward. `bytes_4L`
+    rows: residual, weight residual, output, state. A recomputed stage keeps its input only,
+    and its backward takes a forward longer.
+    """
+    layers, ranks = rank_L.shape[0], speed_P.shape[0]
+    first_S = np.empty(layers + 1, np.int64)
+    stages = 0
+    for layer in range(layers):
+        if layer == 0 or cut_L[layer] or rank_L[layer] != rank_L[layer - 1]:
+            first_S[stages] = layer
+            stages += 1
+    first_S[stages] = layers
+    rank_S = np.empty(stages, np.int64)
+    time_SK = np.zeros((stages, 3))
+    send_f_S2, send_i_S2 = np.zeros((stages, 2)), np.zeros((stages, 2))
+    hold_f_S, hold_w_S, surge_S = np.zeros(stages), np.zeros(stages), np.zeros(stages)
+    fused_S = np.zeros(stages, np.bool_)
+    key_SK = np.empty((stages, 3))
+    count_P = np.zeros(ranks + 1, np.int64)
+    free_P = capacity_P.copy()
+    for s in range(stages):
+        a, b = first_S[s], first_S[s + 1]
+        r = rank_L[a]
+        rank_S[s] = r
+        count_P[r + 1] += 1
+        fused = fused_L[a]
+        fused_S[s] = fused
+        f = i = w = keep_f = keep_w = 0.0
+        for layer in range(a, b):
+            f += costs_4L[0, layer]
+            i += costs_4L[3, layer] if fused else costs_4L[1, layer]
+            w += 0.0 if fused else costs_4L[2, layer]
+            keep_f += bytes_4L[0, layer]
+            keep_w += bytes_4L[1, layer]
+            free_P[r] -= bytes_4L[3, layer]
+        if recompute_L[a]:
+            i += f
+            surge_S[s] = keep_f
+            keep_f = bytes_4L[2, a - 1] if a > 0 else 0.0
+        before = a > 0 and rank_L[a - 1] != r
+        after = b < layers and rank_L[b] != r
+        host = (host_s if before else 0.0) + (host_s if after else 0.0)
+        time_SK[s, 0] = f / speed_P[r] + host
+        time_SK[s, 1] = i / speed_P[r] + host
+        time_SK[s, 2] = w / speed_P[r]
+        hold_f_S[s], hold_w_S[s] = keep_f, keep_w
+        if after:
+            q = rank_L[b]
+            send_f_S2[s, 0] = bytes_4L[2, b - 1] * s_per_byte_PP[r, q]
+            send_f_S2[s, 1] = latency_PP[r, q]
+        if before:
+            q = rank_L[a - 1]
+            send_i_S2[s, 0] = bytes_4L[2, a - 1] * s_per_byte_PP[r, q]
+            send_i_S2[s, 1] = latency_PP[r, q]
+        key_SK[s, 0] = key_LK[a, 0]
+        key_SK[s, 1] = key_LK[b - 1, 1]
+        key_SK[s, 2] = key_LK[b - 1, 2]
+    for r in range(ranks):
+        count_P[r + 1] += count_P[r]
+    first_P = count_P.copy()
+    held_S = np.empty(stages, np.int64)
+    for s in range(stages):
+        r = rank_S[s]
+        held_S[count_P[r]] = s
+        count_P[r] += 1
+    return (
+        first_S[: stages + 1], rank_S[:stages], first_P, held_S, time_SK, send_f_S2, send_i_S2,
+        key_SK, fused_S, hold_f_S, hold_w_S, surge_S, free_P,
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def evaluate(
+    rank_L, cut_L, recompute_L, fused_L, shift_LK, knobs, costs_4L, bytes_4L, speed_P, latency_PP,
+    s_per_byte_PP, host_s, capacity_P, microbatches, period, out_N4, start_N, peak_P,
+):  # fmt: skip
+    """Returns the makespan of a candidate and fills the last three as `list_schedule` does."""
+    key_LK = layer_keys(costs_4L, shift_LK, knobs, period)
+    a = stage_arrays(
+        rank_L, cut_L, recompute_L, fused_L, key_LK, costs_4L, bytes_4L, speed_P, latency_PP,
+        s_per_byte_PP, host_s, capacity_P,
+    )  # fmt: skip
+    for r in range(speed_P.shape[0]):
+        if a[12][r] < 0.0 or a[2][r] == a[2][r + 1]:  # state alone does not fit, or an idle rank
+            return np.inf
+    return list_schedule(
+        a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12],
+        knobs[3:6] * period, microbatches, knobs[6] * period, out_N4, start_N, peak_P,
+    )  # fmt: skip

@@ -1,0 +1,203 @@
+"""Starting points: layers dealt to ranks in turn, in pieces of nearly equal time.
+
+If every rank's stage takes equally long in each turn, microbatches flow without waiting for
+each other, as in interleaved 1F1B on a homogeneous model. So borders are moved until turns are
+even and loads, with the head's, are balanced.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numba import njit
+
+from octojax.simulate.costs import uniform_partition
+from octojax.tune.candidate import Candidate, problem_arrays
+from octojax.tune.measure import quick_makespan
+from octojax.tune.partitions import min_max
+from octojax.tune.problem import Problem
+
+KNOB_SETS = np.array(
+    [
+        [-2.0, 1.0, 1.5, 0.0, 0.1, 1.0, 0.006],
+        [-3.2, 2.2, -2.8, 0.0, 0.6, 1.0, 0.006],
+        [0.2, 6.9, -1.7, 0.5, 0.0, 1.0, 0.02],
+        [-0.9, 1.1, 2.2, 1.2, 2.8, 1.0, 0.02],
+        [1.0, -3.6, 0.0, 0.0, 0.0, 1.0, 0.006],
+        [6.1, 3.3, 0.1, 2.3, 0.0, 1.0, 0.06],
+        [0.2, 1.1, -0.2, 0.0, 0.0, 1.0, 0.02],
+        [1.7, -0.1, -2.7, 0.06, 0.0, 1.0, 0.06],
+        [1.8, 0.5, -2.8, 0.0, 0.0, 1.0, 0.0],
+        [2.7, 1.4, -5.1, 0.2, -0.1, 1.0, 0.004],
+    ]
+)
+"""Ways to order F and I that did well on one profile or another; see `candidate`."""
+
+ONE_F_ONE_B = np.array([[-1.0, 1.0, -9.0, 0.0, 0.0, 1.0, 0.0]])
+"""Every I before every F, the deepest F first."""
+
+TURNS = (1, 2, 3, 4, 5, 6, 8)
+EVENNESS = (1.0, 3.0, 10.0)
+
+
+def starting_points(problem: Problem, seed: int = 0, steps: int = 60_000) -> list[Candidate]:
+    """Returns candidates with the best of `KNOB_SETS` each, the quickest first."""
+    arrays = problem_arrays(problem)
+    found = []
+    for order in orders(problem):
+        turns = len(order) // problem.ranks
+        for evenness in EVENNESS if turns > 1 else (0.1,):
+            rank_L = dealt(problem, order, evenness, seed, steps)
+            made = [Candidate.of(rank_L, knobs) for knobs in KNOB_SETS]
+            timed = [(quick_makespan(c, problem, arrays), i, c) for i, c in enumerate(made)]
+            found.append(min(timed, key=lambda t: t[:2]))
+    found.sort(key=lambda t: t[0])
+    return [c for _, _, c in found]
+
+
+def orders(problem: Problem) -> list[list[int]]:
+    """Returns the sequences of ranks in which layers are dealt: loops and waves."""
+    ranks = range(problem.ranks)
+    made = []
+    for turns in TURNS:
+        if turns > 1 and turns * problem.ranks > problem.num_layers:
+            break
+        made.append(list(ranks) * turns)
+        if turns > 1 and problem.ranks > 2:
+            down_up = [*ranks, *reversed(ranks)]
+            made.append((down_up * turns)[: turns * problem.ranks])
+    return made
+
+
+def dealt(problem: Problem, order: list[int], evenness: float, seed: int, steps: int) -> np.ndarray:
+    """Returns the rank of each layer when pieces go to ranks in `order`.
+
+    `evenness` weighs even turns against balanced loads.
+    """
+    p = problem
+    hot = float(p.compute_s.mean() * p.microbatches / 4)
+    return _deal(
+        np.array(order, np.int64), p.ranks, p.forward_s, p.input_grad_s, p.compute_s, p.speeds,
+        p.microbatches, p.host_cost_s, evenness, steps, seed, hot,
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def _deal(
+    order, ranks, forward_s, input_grad_s, work_s, speed_P, microbatches, host_s, evenness, steps,
+    seed, hot,
+):  # fmt: skip
+    """Returns ranks of layers after annealing the borders between the pieces."""
+    np.random.seed(seed)
+    layers, pieces = work_s.shape[0], order.shape[0]
+    sum_f, sum_i, sum_w = np.zeros(layers + 1), np.zeros(layers + 1), np.zeros(layers + 1)
+    for layer in range(layers):
+        sum_f[layer + 1] = sum_f[layer] + forward_s[layer]
+        sum_i[layer + 1] = sum_i[layer] + input_grad_s[layer]
+        sum_w[layer + 1] = sum_w[layer] + work_s[layer]
+    border = np.zeros(pieces + 1, np.int64)
+    for s in range(1, pieces):
+        border[s] = max(border[s - 1], np.searchsorted(sum_w, sum_w[layers] * s / pieces - 1e-15))
+    border[pieces] = layers
+    best, best_value, value = border.copy(), np.inf, np.inf
+    for step in range(steps):
+        heat = hot * (1 - step / steps) ** 2 + 1e-12
+        old = border.copy()
+        if step > 0:
+            _shift(border, layers)
+        made = _judge(
+            border, order, ranks, sum_f, sum_i, sum_w, speed_P, microbatches, host_s, evenness
+        )
+        if made <= value or np.random.random() < np.exp((value - made) / heat):
+            value = made
+            if made < best_value:
+                best_value, best = made, border.copy()
+        else:
+            border = old
+    rank_L = np.empty(layers, np.int64)
+    for s in range(pieces):
+        for layer in range(best[s], best[s + 1]):
+            rank_L[layer] = order[s]
+    return rank_L
+
+
+@njit(cache=True, nogil=True)
+def _shift(border, layers):
+    """Moves one border, or several neighbours, by a layer; pieces may become empty."""
+    pieces = border.shape[0] - 1
+    if pieces < 2:
+        return
+    many = 1 if np.random.random() < 0.5 else 1 + np.random.randint(pieces // 2 + 1)
+    a = 1 + np.random.randint(pieces - 1)
+    b = min(pieces - 1, a + many - 1)
+    by = 1 if np.random.random() < 0.5 else -1
+    if border[a] + by < 0 or border[b] + by > layers:
+        return
+    for s in range(a, b + 1):
+        border[s] += by
+    s = a - 1
+    while s >= 1 and border[s] > border[a]:
+        border[s] = border[a]
+        s -= 1
+    s = b + 1
+    while s < pieces and border[s] < border[b]:
+        border[s] = border[b]
+        s += 1
+
+
+@njit(cache=True, nogil=True)
+def _judge(border, order, ranks, sum_f, sum_i, sum_w, speed_P, microbatches, host_s, evenness):
+    """Returns the busiest rank's time, plus what uneven turns make the others wait."""
+    pieces = order.shape[0]
+    load, entry = np.zeros(ranks), np.full(ranks, np.inf)
+    uneven = 0.0
+    for turn in range(pieces // ranks):
+        most_f = most_i = all_f = all_i = 0.0
+        for s in range(turn * ranks, (turn + 1) * ranks):
+            a, b = border[s], border[s + 1]
+            if a == b:
+                continue
+            r = order[s]
+            f, i = (sum_f[b] - sum_f[a]) / speed_P[r], (sum_i[b] - sum_i[a]) / speed_P[r]
+            most_f, most_i = max(most_f, f), max(most_i, i)
+            all_f += f
+            all_i += i
+            load[r] += (sum_w[b] - sum_w[a]) / speed_P[r] + 4 * host_s
+            entry[r] = min(entry[r], sum_f[a] / speed_P[r])
+        if turn < pieces // ranks - 1:  # the last turn holds the head
+            uneven += ranks * (most_f + most_i) - all_f - all_i
+    top = square = 0.0
+    for r in range(ranks):
+        if load[r] == 0.0:
+            return 1e18  # an idle rank
+        time = microbatches * load[r] + entry[r]
+        top = max(top, time)
+        square += time * time
+    return top + 0.3 * np.sqrt(square / ranks) + evenness * uneven
+
+
+def fixed_points(problem: Problem, phases: frozenset[str]) -> list[Candidate]:
+    """Returns starting candidates of plain form: stages in order, one or more per rank.
+
+    Uniform partitions where the partition may not change, else balanced ones; a loop over
+    the ranks where placement may change; 1F1B's order where the schedule may not.
+    """
+    p = problem
+    made = []
+    per_rank = max(1, p.num_layers // p.ranks)
+    turns = [t for t in (1, 2, 4, per_rank) if t <= per_rank] if "placement" in phases else [1]
+    for t in dict.fromkeys(turns):
+        stages = t * p.ranks
+        cuts = [uniform_partition(p.num_layers, stages).sizes]
+        if "partition" in phases and t == 1:
+            cuts.append(min_max(p.compute_s, stages))
+        for sizes in dict.fromkeys(cuts):
+            rank_L = np.repeat(np.arange(stages) % p.ranks, sizes)
+            begins = np.zeros(p.num_layers, np.bool_)
+            begins[np.cumsum(sizes)[:-1]] = True
+            for knobs in KNOB_SETS if "schedule" in phases else ONE_F_ONE_B[:1]:
+                one = Candidate.of(rank_L, knobs)
+                shift_LK = one.shift_LK
+                if "schedule" not in phases:
+                    shift_LK[:, 2] = -1e9  # W right after I
+                made.append(replace(one, cut_L=begins.copy(), shift_LK=shift_LK))
+    return made

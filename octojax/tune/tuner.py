@@ -1,0 +1,123 @@
+"""`tune`: profile and machine in, the best plan found and a proven bound out."""
+
+import math
+from collections.abc import Callable, Iterable
+
+from octojax.errors import CapacityError
+from octojax.ir.profile import Profile
+from octojax.tune.baselines import published, summary
+from octojax.tune.best import search_best, starts_for
+from octojax.tune.bound import lower_bound
+from octojax.tune.measure import fits
+from octojax.tune.memory import explain_lack
+from octojax.tune.problem import Problem
+from octojax.tune.result import Progress, TuneResult
+from octojax.tune.search import PHASES, Limits, Search
+
+METHODS = ("best", "octopipe", "random", "ilp")
+DEFAULT_SECONDS = 20.0
+
+
+def tune(
+    profile: Profile,
+    ranks: int | None = None,
+    microbatches: int | None = None,
+    *,
+    method: str = "best",
+    seconds: float | None = None,
+    iterations: int | None = None,
+    seed: int = 0,
+    capacity_bytes: float | None = None,
+    phases: Iterable[str] = PHASES,
+    overlap: bool = True,
+    target_gap: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> TuneResult:
+    """Returns the plan with the least makespan found whose peaks fit every rank's memory.
+
+    What is not given (`ranks`, `microbatches`, capacity) comes from the profile. `method`:
+    `best` searches from many starting points; `octopipe` is the paper's Algorithm 1; `random`
+    the same moves with the phase drawn by chance; `ilp` the exact model, for small cases.
+    Stops after `seconds` (default 20 if nothing else is given), `iterations`, or at
+    `target_gap` above the proven bound; with `iterations` alone the result depends on `seed`
+    only. `phases` are those that may change, the others stay as in 1F1B. Without `overlap`
+    the schedule is found as if transfers could not be hidden. A keyboard interrupt returns the
+    best so far.
+
+    Raises `ValueError` and `ProfileError` for bad input, `CapacityError` when no plan fits.
+    """
+    wanted = _check(method, phases, seconds, iterations, target_gap)
+    problem = Problem.of(profile, ranks, microbatches, capacity_bytes)
+    if seconds is None and iterations is None:
+        seconds = DEFAULT_SECONDS if target_gap is None else 10 * DEFAULT_SECONDS
+    search = Search(
+        problem, Limits(seconds, iterations, target_gap), lower_bound(problem), progress
+    )
+    known: list = []
+    try:
+        known = list(published(problem))
+        if method == "best" and wanted == frozenset(PHASES):
+            for _, plan, made in sorted(known, key=lambda k: k[2].makespan_s):
+                if fits(made, problem):
+                    search.offer(plan, "schedule", made)
+                    break
+        _run(method, search, wanted, seed, overlap)
+    except KeyboardInterrupt:
+        search.stop = "interrupted"
+    if search.plan is None or search.made is None:
+        if search.stop == "interrupted":
+            raise KeyboardInterrupt
+        raise CapacityError(explain_lack(problem))
+    return TuneResult(
+        plan=search.plan,
+        profile_name=profile.name,
+        method=method,
+        makespan_s=search.makespan_s,
+        lower_bound_s=search.bound_s,
+        bound_parts=dict(search.bound.parts),
+        baselines=summary(known, problem),
+        iterations=search.counts,
+        history=tuple(search.history),
+        evaluations=search.evaluations,
+        seconds=search.seconds,
+        peak_bytes=tuple(float(b) for b in search.made.peak_bytes),
+        capacity_bytes=problem.capacities_bytes,
+        stop=search.stop or "done",
+        seed=seed,
+    )
+
+
+def _run(method: str, search: Search, phases: frozenset[str], seed: int, overlap: bool) -> None:
+    if method == "best":
+        search_best(search, phases, starts_for(search.problem, phases, seed), seed)
+        return
+    if method == "ilp":
+        from octojax.tune.exact import search_exact
+
+        search_exact(search)
+        return
+    from octojax.tune.algorithm1 import search_octopipe
+
+    search_octopipe(search, phases, seed, by_chance=method == "random", overlap=overlap)
+
+
+def _check(
+    method: str,
+    phases: Iterable[str],
+    seconds: float | None,
+    iterations: int | None,
+    target_gap: float | None,
+) -> frozenset[str]:
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}; choose of {', '.join(METHODS)}")
+    wanted = frozenset(phases)
+    if not wanted or wanted - set(PHASES):
+        raise ValueError(f"phases {sorted(wanted)}: choose at least one of {', '.join(PHASES)}")
+    for name, value in (
+        ("seconds", seconds),
+        ("iterations", iterations),
+        ("target_gap", target_gap),
+    ):
+        if value is not None and not (value >= 0 and math.isfinite(value)):
+            raise ValueError(f"{name} = {value}, expected a finite number >= 0")
+    return wanted
