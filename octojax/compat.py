@@ -127,3 +127,10 @@ def scan_params(
     inputs = tuple(flattree.nones(n) for n in (consts, carry, xs))
     outputs = tuple(flattree.nones(n) for n in (carry, ys))
     return {**params, "ft_in": flattree.pack(inputs), "ft_out": flattree.pack(outputs)}
+
+
+def distributed_client() -> Any:
+    """The client of `jax.distributed`'s key-value store; it has no public name in any version."""
+    from jax._src import distributed
+
+    return distributed.global_state.client

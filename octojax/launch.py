@@ -16,10 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
-COORDINATOR = "OCTOPIPE_COORDINATOR"
-NUM_PROCESSES = "OCTOPIPE_NUM_PROCESSES"
-PROCESS_ID = "OCTOPIPE_PROCESS_ID"
-TIMEOUT = "OCTOPIPE_TIMEOUT_S"
+from octojax.launch_environment import COORDINATOR, NUM_PROCESSES, PROCESS_ID, TIMEOUT
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,177 @@
+"""Several processes of one program: how they find each other, agree, and never wait for ever.
+
+    octopipe.initialize()       before the first use of a device, in every process
+    agree({...})                compares what every process is about to run
+    fail_fast()                 after an error: end this process though peers may hang
+
+`jax.distributed` does the rest: it gives every process the devices of all.
+"""
+
+import atexit
+import hashlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from octojax import compat
+from octojax.errors import ExecutionError, MeshError
+from octojax.launch_environment import COORDINATOR, NUM_PROCESSES, PROCESS_ID, TIMEOUT
+
+DEFAULT_TIMEOUT_S = 60.0
+
+
+def timeout_s() -> float:
+    """How long any process waits for another before it gives up, in seconds.
+
+    Set by `octopipe launch --timeout` or the argument of `initialize`; 60 by default.
+    """
+    return float(os.environ.get(TIMEOUT, DEFAULT_TIMEOUT_S))
+
+
+def initialize(timeout: float | None = None, **cluster: Any) -> None:
+    """Joins this process to its peers; does nothing in a program of one process.
+
+    Under `octopipe launch` the peers come from the environment. Otherwise `cluster` goes to
+    `jax.distributed.initialize` (coordinator_address, num_processes, process_id, ...), which
+    also knows the common cluster launchers. CPU processes talk through gloo.
+
+    Call it before anything touches a device. Raises `ExecutionError` if a peer does not come
+    within the timeout (seconds).
+    """
+    if timeout is not None:
+        os.environ[TIMEOUT] = str(timeout)
+    if COORDINATOR in os.environ:
+        cluster = {
+            "coordinator_address": os.environ[COORDINATOR],
+            "num_processes": int(os.environ[NUM_PROCESSES]),
+            "process_id": int(os.environ[PROCESS_ID]),
+            **cluster,
+        }
+    if cluster.get("num_processes") == 1:
+        return
+    seconds = max(1, round(timeout_s()))
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(
+            **cluster,
+            initialization_timeout=seconds,
+            heartbeat_timeout_seconds=max(10, seconds),
+            shutdown_timeout_seconds=seconds,
+        )
+    except (RuntimeError, ValueError) as error:
+        place = cluster.get("coordinator_address", "the coordinator of the cluster launcher")
+        raise ExecutionError(
+            f"process {cluster.get('process_id', '?')} of {cluster.get('num_processes', '?')} "
+            f"could not join its peers at {place} within {seconds} s: {error}. Check that every "
+            f"process was started, that none ended early, and that the port is free"
+        ) from error
+    _end_with_the_first_error()
+
+
+def several() -> bool:
+    """Whether this program runs as more than one process."""
+    return jax.process_count() > 1
+
+
+def agree(facts: Mapping[str, str], topic: str = "step") -> None:
+    """Returns when every process has brought the same `facts` (name to text).
+
+    Raises `MeshError` naming each fact that differs, and between which processes;
+    `ExecutionError` if a process does not answer in time.
+    """
+    if not several():
+        return
+    brief = {name: _short(text) for name, text in facts.items()}
+    mine, count = jax.process_index(), jax.process_count()
+    client = compat.distributed_client()
+    number = _next_number()
+    key = f"octopipe/{topic}/{number}"
+    client.key_value_set(f"{key}/{mine}", json.dumps(brief))
+    theirs = {p: json.loads(_get(client, f"{key}/{p}", p, topic)) for p in range(count)}
+    first = theirs[0]
+    different = [
+        f"{name}: process 0 has {first.get(name)}, process {p} has {found.get(name)}"
+        for p, found in theirs.items()
+        for name in sorted({*first, *found})
+        if found.get(name) != first.get(name)
+    ]
+    if different:
+        raise MeshError(
+            "the processes are not about to run the same thing: "
+            + "; ".join(different)
+            + ". Start every process with the same script, arguments, seed and versions"
+        )
+
+
+def barrier(topic: str) -> None:
+    """Returns when every process has come here. Raises `ExecutionError` if one does not."""
+    agree({}, topic)
+
+
+def _get(client: Any, key: str, process: int, topic: str) -> str:
+    try:
+        return client.blocking_key_value_get(key, round(1000 * timeout_s()))
+    except Exception as error:
+        raise ExecutionError(
+            f"process {jax.process_index()} waited {timeout_s():g} s for process {process} at "
+            f"{topic!r}, and it did not come: it ended, hangs, or is slower than that "
+            f"(octopipe launch --timeout)"
+        ) from error
+
+
+_count = 0
+
+
+def _next_number() -> int:
+    """Numbers the meetings of this program, which every process holds in the same order."""
+    global _count
+    _count += 1
+    return _count
+
+
+def _short(text: str) -> str:
+    """The text itself if it is short, else its digest: enough to compare and to name."""
+    return text if len(text) <= 80 else hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# ---------------------------------------------------------------------- ending
+
+
+_failed = False
+
+
+def fail_fast() -> None:
+    """Marks this program as failed: it will end at once, without waiting for its peers.
+
+    Threads may sit in transfers that no one will ever complete, and the orderly farewell of
+    `jax.distributed` waits for every process.
+    """
+    global _failed
+    _failed = True
+
+
+def _end_with_the_first_error() -> None:
+    before = sys.excepthook
+
+    def ended(kind: Any, error: Any, trace: Any) -> None:
+        fail_fast()
+        before(kind, error, trace)
+
+    sys.excepthook = ended
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if not _failed:
+        return
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        traceback.print_exc()
+    os._exit(1)
