@@ -1,5 +1,6 @@
 """A loss cut into a pipeline: the core under `compile` and `value_and_grad`."""
 
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from octojax.api.planning import choose_schedule, given_schedule, make_plan
 from octojax.errors import PlanError
 from octojax.executor.engine import Engine, Model, Results
 from octojax.executor.lower import Lowered, lower
+from octojax.executor.share import Share
 from octojax.executor.transports import transport
 from octojax.executor.work import forwards_only
 from octojax.frontends import PureLoss
@@ -23,7 +25,8 @@ from octojax.ir import Plan, Schedule
 from octojax.layers.cut import StagedLoss, cut_stages
 from octojax.layers.find import LayeredLoss, find_layers
 from octojax.layers.state import StateKind
-from octojax.mesh import PipelineMesh, pipeline_mesh
+from octojax.mesh import PipelineMesh, Rank, pipeline_mesh
+from octojax.processes import agree, several
 from octojax.programs.build import compile_all
 from octojax.programs.microbatch import Microbatches, plan_microbatches
 from octojax.programs.recipe import raw, stored, unstored
@@ -42,7 +45,7 @@ class Held:
     their stage's rank; `counters[i]` are local rank i's.
     """
 
-    units: tuple[jax.Array, ...]
+    units: tuple[jax.Array | None, ...]
     copies: tuple[tuple[jax.Array, ...], ...]
     carried: Mapping[int, jax.Array]
     counters: tuple[tuple[jax.Array, ...], ...]
@@ -155,6 +158,27 @@ class PipelinedLoss:
     # ------------------------------------------------------------------ engines
 
     @cached_property
+    def share(self) -> Share | None:
+        """How values reach every process; None in a program of one."""
+        return Share(self.mesh) if several() else None
+
+    def _agree(self) -> None:
+        """Refuses to run unless every process has the same plan, model and versions."""
+        step = self.lowered.step
+        programs = (fingerprint(stage.forward) for stage in self.stages[0])
+        agree(
+            {
+                "plan": str(self.plan),
+                "model": " ".join(programs),
+                "order of transfers": " ".join(step.transfers[k].name for k in step.order),
+                "batch": str(self.batch.avals),
+                "JAX": jax.__version__,
+                "Python": platform.python_version(),
+            },
+            "the plan",
+        )
+
+    @cached_property
     def _model(self) -> Model:
         counters = self.staged.counters
         fixed = tuple(Ref(Role.STATE, leaf) for leaf in counters.leaves)
@@ -178,6 +202,7 @@ class PipelinedLoss:
         )
 
     def _runner(self, lowered: Lowered) -> "Runner":
+        self._agree()
         make = transport(self.options.transport, self.options.timeout_s)
         engine = Engine(lowered, self.mesh, self.batch, self._model, make)
         compiled = compile_all(engine.jobs(), self.options.progress)
@@ -215,8 +240,9 @@ class PipelinedLoss:
         state_leaves = jax.tree.leaves(state)
         units = [raw(jnp.asarray(x)) for x in self.flat_params(params, state)]
         ranks = self.mesh.ranks
+        here = self.mesh.local_ranks
         owned = tuple(
-            _fresh(unit, ranks[owner].replicated)
+            _fresh(unit, ranks[owner].replicated) if owner in here else None
             for unit, owner in zip(units, self.owners, strict=True)
         )
         carried = {
@@ -224,7 +250,7 @@ class PipelinedLoss:
                 raw(jnp.asarray(state_leaves[leaf.index])), ranks[self._home(leaf.stage)].replicated
             )
             for leaf in self.staged.state
-            if leaf.kind is StateKind.CARRIED
+            if leaf.kind is StateKind.CARRIED and self._home(leaf.stage) in here
         }
         counted = [
             units[ref.index]
@@ -267,8 +293,17 @@ class PipelinedLoss:
         params = [[flat[i] for i in where] for where in runner.sources]
         states = [held.carried] * len(runner.sources)
         results = runner.engine.run(params, states, held.counters, leaves)
-        emits = [results.emits[e] for e in range(self.staged.traced.num_emits)]
+        known = results.emits if self.share is None else self._everywhere(runner, results)
+        emits = [known[e] for e in range(self.staged.traced.num_emits)]
         return results, emits[0], self.staged.traced.aux.unflatten(emits[1:])
+
+    def _everywhere(self, runner: "Runner", results: Results) -> Mapping[int, jax.Array]:
+        """Returns what the loss returned in every process, from the ranks that made it."""
+        assert self.share is not None
+        return {
+            leaf: self.share.from_owner(results.emits.get(leaf), owner, aval)
+            for leaf, (owner, aval) in sorted(runner.engine.emitted.items())
+        }
 
     def batch_leaves(self, batch: Any) -> list[Any]:
         leaves, tree = jax.tree.flatten(batch)
@@ -293,11 +328,17 @@ class PipelinedLoss:
 
     # ------------------------------------------------------------------ back to the user's trees
 
-    def filled(self, results: Results) -> list[jax.Array]:
-        """Returns a gradient for every unit: zeros where the loss does not depend on it."""
+    def filled(self, results: Results) -> list[Any]:
+        """Returns a gradient for every unit: zeros where the loss does not depend on it.
+
+        Units that another process owns are None.
+        """
+        here = self.mesh.local_ranks
         return [
-            self._zeros(unit) if gradient is None else gradient
-            for unit, gradient in enumerate(results.gradients)
+            self._zeros(unit) if gradient is None and owner in here else gradient
+            for unit, (gradient, owner) in enumerate(
+                zip(results.gradients, self.owners, strict=True)
+            )
         ]
 
     def _zeros(self, unit: int) -> jax.Array:
@@ -308,12 +349,16 @@ class PipelinedLoss:
         return self._zero_gradients[unit]
 
     def gathered(self, held: Held, state: bool = False) -> Any:
-        """Returns the parameters, or module state, of `held` in the user's tree on one device."""
-        where = self.mesh.ranks[0].replicated
+        """Returns the parameters, or module state, of `held` in the user's tree on one device.
+
+        Several processes: all of them call this, and each gets everything.
+        """
+        where = self._first.replicated
         traced = self.staged.traced
         avals = self.staged.unit_avals
         units = [
-            unstored(_fresh(x, where), aval) for x, aval in zip(held.units, avals, strict=True)
+            unstored(_fresh(x, where), aval)
+            for x, aval in zip(self.gathered_units(held.units), avals, strict=True)
         ]
         found = self.tree(units, state)
         if not state:
@@ -323,10 +368,26 @@ class PipelinedLoss:
         for leaf in self.staged.state:
             if leaf.kind is StateKind.READ_ONLY:
                 continue
-            value = held.carried.get(leaf.index)
-            value = counted[Ref(Role.STATE, leaf.index)] if value is None else value
+            if leaf.kind is StateKind.CARRIED:
+                home, aval = self._home(leaf.stage), stored(leaf.aval)
+                value = self._from(held.carried.get(leaf.index), home, aval)
+            else:
+                value = counted[Ref(Role.STATE, leaf.index)]
             leaves[leaf.index] = unstored(_fresh(value, where), leaf.aval)
         return traced.state.unflatten(leaves)
+
+    @property
+    def _first(self) -> Rank:
+        """The first rank of this process."""
+        return self.mesh.ranks[self.mesh.local_ranks[0]]
+
+    def gathered_units(self, units: Sequence[Any]) -> list[jax.Array]:
+        """Returns a value for every unit in every process, from the processes of its owner."""
+        avals = map(stored, self.staged.unit_avals)
+        return [self._from(x, o, a) for x, o, a in zip(units, self.owners, avals, strict=True)]
+
+    def _from(self, value: Any, owner: int, aval: Any) -> jax.Array:
+        return value if self.share is None else self.share.from_owner(value, owner, aval)
 
     def tree(self, units: Sequence[Any], state: bool = False) -> Any:
         """Returns values by unit as the user's tree of parameters (or of module state)."""

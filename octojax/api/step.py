@@ -12,6 +12,7 @@ from octojax.api.pipelined import Held, PipelinedLoss
 from octojax.api.reference import reference
 from octojax.api.report import StepReport, report
 from octojax.executor.engine import Results
+from octojax.executor.share import shared_exchange
 from octojax.frontends import adapt
 from octojax.ir import LayerGraph, Plan
 from octojax.update import GRAD_NORM, Places, Update, build_update
@@ -78,7 +79,6 @@ class TrainStep:
         )
         units = list(state.held.units)
         for unit, value_ in zip(self._trained, new, strict=True):
-            assert value_ is not None
             units[unit] = value_
         held = Held(tuple(units), loss.copies(units), carried, counters)
         metrics = {"loss": value, "grad_norm": scalars[GRAD_NORM]}
@@ -94,7 +94,7 @@ class TrainStep:
     def value_and_grad(self, state: TrainState, batch: Any) -> tuple[jax.Array, Any, Any]:
         """Returns `(loss, aux, grads)` without an update; gradients in the user's tree."""
         results, value, aux = self.loss.run(self.loss.trainer, state.held, batch)
-        return value, aux, self.loss.tree(self.loss.filled(results))
+        return value, aux, self.loss.tree(self.loss.gathered_units(self.loss.filled(results)))
 
     def reference(self, state: TrainState, batch: Any) -> tuple[jax.Array, Any]:
         """Returns `(loss, grads)` of the unpipelined model on one device, for comparison.
@@ -151,7 +151,10 @@ class TrainStep:
         plan = build_update(self.optimizer, tree, owners, loss.mesh.num_ranks)
         here = set(loss.mesh.local_ranks)
         places = Places(tuple(r.replicated if r.index in here else None for r in loss.mesh.ranks))
-        return Update(plan, places)
+        if loss.share is None:
+            return Update(plan, places)
+        update, init = (shared_exchange(x, loss.share) for x in (plan.update, plan.init))
+        return Update(plan, places, update, init)
 
     def _stacked(self, leaf: int) -> bool:
         return any(u.leaf == leaf and u.index is not None for u in self.loss.staged.units)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -209,6 +209,18 @@ class Engine:
             for slot in slots
         ]
         return finish, tuple(inputs)
+
+    @cached_property
+    def emitted(self) -> dict[int, tuple[int, jax.ShapeDtypeStruct]]:
+        """Per leaf of what the loss returns, the rank that makes it and its type."""
+        found = {}
+        for program in self.step.ranks:
+            leaves = [leaf for leaf, _ in self._emitted(program)]
+            if leaves:
+                finish, inputs = self._finish(program)
+                avals = jax.eval_shape(finish, *inputs)[-len(leaves) :]
+                found.update((x, (program.rank, a)) for x, a in zip(leaves, avals, strict=True))
+        return found
 
     def ready(self, compiled: Sequence[Any]) -> None:
         """Takes the compiled programs of `jobs`, and prepares transports and threads."""

@@ -1,0 +1,102 @@
+"""Values that every process needs, though one rank makes them: results, scalars, parameters.
+
+One program over the whole pipeline mesh gathers equally long vectors of all ranks, once the
+pipeline has drained. It is the only collective over the full axis.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from octojax.mesh import PipelineMesh
+
+
+class Share:
+    """Gathers vectors over the ranks of `mesh`. Every process calls it alike, in one order."""
+
+    def __init__(self, mesh: PipelineMesh) -> None:
+        self.mesh = mesh
+        self.spread = NamedSharding(mesh.mesh, PartitionSpec(mesh.axis))
+        self._program = cache(self._compile)
+
+    def gather(
+        self, vectors: Mapping[int, jax.Array], width: int, dtype: Any
+    ) -> dict[int, list[jax.Array]]:
+        """Returns, for every local rank, the vectors of all ranks on its devices.
+
+        `vectors[r]` is what local rank r brings, `dtype[width]`, replicated over its devices;
+        a rank that brings none counts as zeros.
+        """
+        mesh = self.mesh
+        pieces = [
+            piece
+            for rank in mesh.local_ranks
+            for piece in _pieces(self._brought(vectors.get(rank), rank, width, dtype))
+        ]
+        joined = jax.make_array_from_single_device_arrays(
+            (mesh.num_ranks * width,), self.spread, pieces
+        )
+        rows = self._program(width, jnp.dtype(dtype))(joined)
+        return {rank: [self._local(row, rank) for row in rows] for rank in mesh.local_ranks}
+
+    def from_owner(self, value: jax.Array | None, owner: int, aval: Any) -> jax.Array:
+        """Returns rank `owner`'s value on the first local rank, exact to the bit.
+
+        `value` is that array in the processes of the owner, None elsewhere.
+        """
+        size = int(np.prod(aval.shape, dtype=np.int64))
+        brought = {} if value is None else {owner: value.reshape(-1)}
+        rows = self.gather(brought, size, aval.dtype)
+        return rows[self.mesh.local_ranks[0]][owner].reshape(aval.shape)
+
+    def _brought(self, vector: jax.Array | None, rank: int, width: int, dtype: Any) -> jax.Array:
+        where = self.mesh.ranks[rank].replicated
+        return jax.device_put(np.zeros(width, dtype) if vector is None else vector, where)
+
+    def _compile(self, width: int, dtype: Any) -> Any:
+        mesh = self.mesh
+
+        def rows(vector: jax.Array) -> Sequence[jax.Array]:
+            every = jax.lax.all_gather(vector, mesh.axis)
+            return [every[rank] for rank in range(mesh.num_ranks)]
+
+        function = jax.shard_map(
+            rows,
+            mesh=mesh.mesh,
+            in_specs=PartitionSpec(mesh.axis),
+            out_specs=[PartitionSpec()] * mesh.num_ranks,
+            check_vma=False,
+        )
+        total = jax.ShapeDtypeStruct((mesh.num_ranks * width,), dtype, sharding=self.spread)
+        return jax.jit(function).lower(total).compile()
+
+    def _local(self, row: jax.Array, rank: int) -> jax.Array:
+        where = self.mesh.ranks[rank].replicated
+        pieces = [s.data for s in row.addressable_shards if s.device in where.device_set]
+        if len(pieces) == 1:
+            return pieces[0]
+        return jax.make_array_from_single_device_arrays(row.shape, where, pieces)
+
+
+def shared_exchange(distributed: Any, share: Share) -> Any:
+    """Returns the exchange of an update's phases over several processes.
+
+    `distributed` is an `octojax.update.plan.Distributed`; see `octojax.update.exchange` for
+    what is returned.
+    """
+
+    def exchange(phase: int, packed: Mapping[int, jax.Array]) -> dict[int, list[jax.Array]]:
+        step = distributed.phases[phase].exchange
+        rows = share.gather(packed, step.width, np.uint8)
+        return {rank: [rows[rank][s] for s in step.needs[rank]] for rank in rows}
+
+    return exchange
+
+
+def _pieces(value: jax.Array) -> list[jax.Array]:
+    return [s.data for s in value.addressable_shards]
