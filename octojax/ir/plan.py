@@ -116,14 +116,38 @@ class Plan:
         missing = [k for k in ("partition", "placement", "schedule") if k not in data]
         if missing:
             raise FormatError(f"{name}: plan lacks {', '.join(missing)}")
-        schedule = Schedule.parse("\n".join(data["schedule"]))
+        forms = (
+            ("partition", "a list of layers per stage", _is_ints(data["partition"])),
+            (
+                "placement",
+                "a list of lists of ranks, one per stage",
+                _is_list(data["placement"]) and all(map(_is_ints, data["placement"])),
+            ),
+            (
+                "schedule",
+                "a list of text, one line per rank",
+                _is_list(data["schedule"]) and all(isinstance(x, str) for x in data["schedule"]),
+            ),
+            (
+                "recompute",
+                "a list of true or false, one per stage",
+                _is_list(data.get("recompute", []))
+                and all(isinstance(x, bool) for x in data.get("recompute", [])),
+            ),
+            ("ranks", "a whole number", _is_ints([data.get("ranks", 1)])),
+            ("name", "text", isinstance(data.get("name", ""), str)),
+        )
+        wrong = [f"{field!r} must be {form}" for field, form, holds in forms if not holds]
+        if wrong:
+            raise FormatError(f"{name}: {'; '.join(wrong)}")
+        schedule = Schedule.parse("\n".join(line or "-" for line in data["schedule"]))
         return cls(
             Partition(tuple(data["partition"])),
             Placement(
                 tuple(tuple(r) for r in data["placement"]), data.get("ranks", schedule.num_ranks)
             ),
             schedule,
-            tuple(bool(r) for r in data.get("recompute", ())),
+            tuple(data.get("recompute", ())),
             data.get("name", ""),
         )
 
@@ -137,3 +161,11 @@ class Plan:
             return cls.from_json(json.loads(text), str(path))
         except json.JSONDecodeError as error:
             raise FormatError(f"{path}: not JSON: {error}") from None
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _is_ints(value: Any) -> bool:
+    return _is_list(value) and all(type(x) is int for x in value)

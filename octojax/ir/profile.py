@@ -37,7 +37,8 @@ class LayerCost:
                 continue
             if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
                 raise ProfileError(
-                    f"layer of kind {self.kind!r}: {name} = {value!r}, expected a finite number >= 0"
+                    f"layer of kind {self.kind!r}: {name} = {value!r}, "
+                    f"expected a finite number >= 0"
                 )
 
     @property
@@ -73,6 +74,24 @@ class Machine:
     inter_bandwidth_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
+        numbers = (
+            "capacity_bytes", "latency_s", "bandwidth_bytes_per_s", "host_cost_s",
+            "ranks_per_node", "inter_latency_s", "inter_bandwidth_bytes_per_s",
+        )  # fmt: skip
+        given = {
+            name: (getattr(self, name),) for name in numbers if getattr(self, name) is not None
+        }
+        given |= {name: getattr(self, name) for name in ("speeds", "capacities_bytes")}
+        for name, values in given.items():
+            if not isinstance(values, tuple) or not all(_is_number(v) for v in values):
+                raise ProfileError(
+                    f"machine {self.name!r}: {name} = {getattr(self, name)!r} is not a number"
+                    f"{' per rank' if name in ('speeds', 'capacities_bytes') else ''}"
+                )
+        for name in ("inter_latency_s", "inter_bandwidth_bytes_per_s", "ranks_per_node"):
+            value = getattr(self, name)
+            if value is not None and not (value >= 0 if name == "inter_latency_s" else value > 0):
+                raise ProfileError(f"machine {self.name!r}: {name} = {value} is too small")
         for name in ("latency_s", "host_cost_s"):
             if not getattr(self, name) >= 0:
                 raise ProfileError(f"machine {self.name!r}: {name} = {getattr(self, name)}, < 0")
@@ -178,6 +197,10 @@ class Profile:
             raise FormatError(f"{path}: not JSON: {error}") from None
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 _NEEDED = ("kind", "forward_s", "input_grad_s", "weight_grad_s")
 
 
@@ -198,6 +221,8 @@ def _layer(data: Any, where: str) -> LayerCost:
 
 
 def _machine(data: Any, where: str) -> Machine:
+    if not isinstance(data, dict):
+        raise FormatError(f"{where}: expected an object, found {type(data).__name__}")
     unknown = [k for k in data if k not in Machine.__dataclass_fields__]
     if unknown:
         raise FormatError(

@@ -11,19 +11,22 @@ from octojax.errors import FormatError
 from octojax.ir.action import Action, Item, Overlap, parse_item
 from octojax.ir.placement import Placement
 
+_IDLE = "-"  # the line of a rank without work
+
 
 @dataclass(frozen=True)
 class Schedule:
     """The order of work on each rank: `ranks[r][i]` is what rank r runs as its i-th item.
 
     `str(schedule)` is one line per rank (`0F0 0F1 0B0 ...`) and `Schedule.parse` reads it
-    back. Building one checks its form only; `octojax.ir.verify` checks its meaning.
+    back; a rank without work is `-`. Building one checks its form only; `octojax.ir.verify`
+    checks its meaning.
     """
 
     ranks: tuple[tuple[Item, ...], ...]
 
     def __str__(self) -> str:
-        return "\n".join(" ".join(map(str, rank)) for rank in self.ranks)
+        return "\n".join(" ".join(map(str, rank)) or _IDLE for rank in self.ranks)
 
     @classmethod
     def parse(cls, text: str) -> "Schedule":
@@ -31,7 +34,11 @@ class Schedule:
         lines = text.strip("\n").split("\n") if text.strip("\n") else []
         return cls(
             tuple(
-                tuple(_read(cell, "text", row, at) for at, cell in enumerate(line.split()))
+                tuple(
+                    _read(cell, "text", row, at)
+                    for at, cell in enumerate(line.split())
+                    if cell != _IDLE
+                )
                 for row, line in enumerate(lines)
             )
         )

@@ -12,7 +12,8 @@ from octojax.simulate.table import Table
 
 if TYPE_CHECKING:
     from octojax.simulate.capacity import check_capacity
-    from octojax.simulate.evaluate import Evaluation, evaluate
+    from octojax.simulate.dag import build_dag, find_cycle, longest_path_s
+    from octojax.simulate.evaluation import Evaluation, evaluate
     from octojax.simulate.links import Links
 
 __all__ = [
@@ -21,17 +22,23 @@ __all__ = [
     "Links",
     "StageCosts",
     "Table",
+    "build_dag",
     "check_capacity",
     "evaluate",
+    "find_cycle",
+    "longest_path_s",
     "simulate",
     "uniform_partition",
 ]
 
 _LATER = {
-    "Evaluation": "evaluate",
+    "Evaluation": "evaluation",
     "Links": "links",
+    "build_dag": "dag",
     "check_capacity": "capacity",
-    "evaluate": "evaluate",
+    "evaluate": "evaluation",
+    "find_cycle": "dag",
+    "longest_path_s": "dag",
 }
 
 

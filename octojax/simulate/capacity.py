@@ -4,7 +4,7 @@ from octojax.errors import CapacityError
 from octojax.ir import Plan, Profile
 from octojax.ir.verify import verify
 from octojax.simulate.costs import StageCosts
-from octojax.simulate.evaluate import evaluate
+from octojax.simulate.evaluation import evaluate
 from octojax.simulate.links import Links
 from octojax.simulate.table import Table
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from octojax.ir import ActionSpan, Schedule, Timeline, TransferSpan
 from octojax.simulate.costs import StageCosts
-from octojax.simulate.evaluate import Trace, trace
+from octojax.simulate.evaluation import Trace, trace
 from octojax.simulate.links import Links
 from octojax.simulate.memory import live_peaks, memory_over_time
 from octojax.simulate.overlap import overlaps
