@@ -134,3 +134,11 @@ def distributed_client() -> Any:
     from jax._src import distributed
 
     return distributed.global_state.client
+
+
+def key_impl(aval: Aval) -> str:
+    """The name of the PRNG that typed keys of this aval belong to, such as "threefry2x32".
+
+    `jax.random.key_impl` takes arrays only, in both versions.
+    """
+    return aval.dtype._impl.name

@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -85,7 +85,7 @@ class PipelinedLoss:
             self.mesh.data_size,
         )
         self.schedule: Schedule = choose_schedule(options, self.mesh.num_ranks, count)
-        layered = self._layers(0)
+        self._layered = layered = self._layers(0)
         self.plan: Plan = make_plan(options, self.schedule, layered.graph)
         self.layers = layered.graph
         self.staged: StagedLoss = cut_stages(layered, self.plan.partition)
@@ -111,16 +111,22 @@ class PipelinedLoss:
                 continue
             staged = self.staged
             if microbatch:
-                layered = self._layers(microbatch)
-                staged = cut_stages(layered, self.plan.partition)
-                if staged.units != self.staged.units:
+                layered = self._relayered(self._layers(microbatch))
+                staged = layered and cut_stages(layered, self.plan.partition)
+                if staged is None or staged.units != self.staged.units:
                     raise PlanError(
-                        f"the loss of {size} rows has other parameters or constants than the "
-                        f"loss of {self.batch.sizes[0]}. Choose microbatches that divide the "
+                        f"the loss of {size} rows has other operations or constants than the "
+                        f"loss of {self.batch.sizes[0]} rows. Choose microbatches that divide the "
                         f"{self.batch.num_rows} rows of the batch"
                     )
             by_size[size] = differentiate(staged.forwards, self._trainable, recompute)
         return tuple(by_size[size] for size in self.batch.sizes)
+
+    def _relayered(self, layered: LayeredLoss) -> LayeredLoss | None:
+        """Returns the loss of another microbatch size with the layers of the first."""
+        if len(layered.steps) != len(self._layered.steps):
+            return None
+        return replace(layered, borders=self._layered.borders, graph=self._layered.graph)
 
     @cached_property
     def _trainable(self) -> frozenset[int]:
@@ -360,10 +366,9 @@ class PipelinedLoss:
             unstored(_fresh(x, where), aval)
             for x, aval in zip(self.gathered_units(held.units), avals, strict=True)
         ]
-        found = self.tree(units, state)
+        leaves = self._leaves(units, state)
         if not state:
-            return found
-        leaves = jax.tree.leaves(found, is_leaf=lambda x: x is None)
+            return traced.params.unflatten(leaves)
         counted = dict(zip(self._model.count_reads, held.counters[0], strict=True))
         for leaf in self.staged.state:
             if leaf.kind is StateKind.READ_ONLY:
@@ -389,8 +394,11 @@ class PipelinedLoss:
     def _from(self, value: Any, owner: int, aval: Any) -> jax.Array:
         return value if self.share is None else self.share.from_owner(value, owner, aval)
 
-    def tree(self, units: Sequence[Any], state: bool = False) -> Any:
-        """Returns values by unit as the user's tree of parameters (or of module state)."""
+    def tree(self, units: Sequence[Any]) -> Any:
+        """Returns values by unit as the user's tree of parameters."""
+        return self.staged.traced.params.unflatten(self._leaves(units, False))
+
+    def _leaves(self, units: Sequence[Any], state: bool) -> list[Any]:
         traced = self.staged.traced
         leaves = traced.state if state else traced.params
         first = len(traced.params) if state else 0
@@ -408,7 +416,7 @@ class PipelinedLoss:
             ordered = [value for _, value in sorted(pieces, key=lambda p: p[0])]
             where = ordered[0].sharding
             found[at] = jnp.stack([jax.device_put(x, where) for x in ordered])
-        return leaves.unflatten(found)
+        return found
 
 
 def _fresh(value: Any, where: jax.sharding.Sharding) -> jax.Array:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import PartitionSpec
 
+from octojax import compat
 from octojax.mesh import DATA_AXIS, Rank
 
 
@@ -117,7 +118,7 @@ def raw(value: Any) -> Any:
 def unstored(value: Any, aval: Any) -> Any:
     """Returns what `raw` made of a value of this type, as it was."""
     if is_key(aval):
-        return jax.random.wrap_key_data(value, impl=jax.random.key_impl(aval))
+        return jax.random.wrap_key_data(value, impl=compat.key_impl(aval))
     return value
 
 
