@@ -25,7 +25,7 @@ class Panel:
         if self.bound_s:
             gap = line.makespan_s / self.bound_s - 1
             parts.append(f"at most {gap:.1%} above the best possible ({seconds(self.bound_s)})")
-        if line.transfers:
+        if any(t.end_s > t.start_s for t in line.transfers):
             count = len(line.transfers)
             parts.append(f"{count} transfers, {line.overlapped} behind computation")
         return f"{self.title}: " + ", ".join(parts)
@@ -95,7 +95,7 @@ def extent_s(panels: list[Panel]) -> float:
 
 def mixed(colour: str, other: str, share: float) -> str:
     """Returns `colour` with `share` of `other` mixed in; both are `#rrggbb`."""
-    pairs = [(int(c[i : i + 2], 16) for c in (colour, other)) for i in (1, 3, 5)]
+    pairs = [(int(colour[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5)]
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
 
 

@@ -68,7 +68,7 @@ def picture(panels: list[Panel], width: int, colour: bool = True) -> RenderableT
 def _rows(panel: Panel, end_s: float, width: int, colour: bool) -> list[Text]:
     ranks = len(panel.timeline.ranks)
     margin = len(f"rank {max(0, ranks - 1)} ")
-    columns = max(MIN_WIDTH, width - margin)
+    columns = whole(panel, end_s, max(MIN_WIDTH, width - margin))
     held: list[list[Bar]] = [[] for _ in range(ranks)]
     for bar in bars(panel.timeline):
         held[bar.rank].append(bar)
@@ -77,6 +77,22 @@ def _rows(panel: Panel, end_s: float, width: int, colour: bool) -> list[Text]:
         line = Text(f"rank {rank}".ljust(margin), no_wrap=True)
         lines.append(line + _row(row, end_s, columns, colour))
     return lines
+
+
+def whole(panel: Panel, end_s: float, columns: int) -> int:
+    """Returns the columns to use: whole ones per unit of time where all times have a unit.
+
+    Unit costs then come out exactly as wide as they are long; otherwise all columns are used.
+    """
+    spans = panel.timeline.actions
+    unit = min((s.end_s - s.start_s for s in spans if s.end_s > s.start_s), default=0.0)
+    if not unit or end_s / unit > columns:
+        return columns
+    times = [end_s, *(s.end_s for s in spans)]
+    if any(abs(t / unit - round(t / unit)) > 1e-6 for t in times):
+        return columns
+    units = round(end_s / unit)
+    return columns // units * units
 
 
 def axis(end_s: float, columns: int) -> str:

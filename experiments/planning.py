@@ -1,0 +1,75 @@
+"""Choosing the plan of a run: profile, tune, and what to compare the outcome with."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner import Settings
+
+from octojax.ir import LayerCost, LayerGraph, Machine, Plan, Profile
+from octojax.report import Panel
+from octojax.simulate import simulate
+from octojax.tune import TuneResult, tune
+
+OPERATIONS_PER_S = 5e9  # only sets the unit of time where nothing was measured
+
+
+@dataclass(frozen=True)
+class Plans:
+    """What `octopipe.compile` is told, and how it was arrived at.
+
+    `profile` and `result` are there where the plan was tuned.
+    """
+
+    chosen: dict[str, Any]
+    profile: Profile | None = None
+    result: TuneResult | None = None
+    others: dict[str, Plan] = field(default_factory=dict)
+
+    def pictures(self, plan: Plan, profile: Profile) -> tuple[list[Panel], list[str]]:
+        """Returns the panels to draw and the lines to print under them."""
+        basis = "measured layers" if self.profile else "operation counts"
+        bound = self.result.lower_bound_s if self.result else None
+        name = plan.name or str(self.chosen.get("schedule", "plan"))
+        panels = [Panel(f"{name}, simulated from {basis}", simulate(plan, profile), bound)]
+        lines = []
+        for name, other in self.others.items():
+            timeline = simulate(other, profile)
+            panels.append(Panel(f"{name}, simulated from {basis}", timeline))
+            ratio = timeline.makespan_s / panels[0].timeline.makespan_s
+            lines.append(f"simulated speedup over {name}: [bold]{ratio:.2f}x[/]")
+        return panels, lines
+
+    def summary(self, plan: Plan, profile: Profile) -> dict[str, Any]:
+        """Returns makespans as JSON data."""
+        found: dict[str, Any] = {"makespan_s": simulate(plan, profile).makespan_s}
+        for name, other in self.others.items():
+            found[name] = simulate(other, profile).makespan_s
+        if self.result:
+            found["lower_bound_s"] = self.result.lower_bound_s
+        return found
+
+
+def from_operations(layers: LayerGraph, settings: Settings) -> Profile:
+    """Returns a profile in which time is operations: backward halves cost what F costs."""
+    return Profile(
+        f"{settings.name} by operation counts",
+        tuple(
+            LayerCost(
+                layer.kind,
+                *(max(layer.flops, 1e4) / OPERATIONS_PER_S for _ in range(3)),
+                param_bytes=layer.param_bytes,
+                state_bytes=4 * layer.param_bytes,
+                output_bytes=layer.output_bytes,
+            )
+            for layer in layers.layers
+        ),
+        Machine("this one, as counted"),
+        settings.ranks,
+        settings.microbatches,
+    )
+
+
+def tuned(profile: Profile, seconds: float, seed: int) -> Plans:
+    """Returns the tuner's plan for a profile."""
+    result = tune(profile, seconds=seconds, seed=seed)
+    return Plans({"plan": result.plan}, profile, result)

@@ -1,0 +1,136 @@
+"""What the experiments share: options, training through a pipeline, pictures, files.
+
+An experiment is a name and a function that builds its model; see `nemotron_h.py`.
+"""
+
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+if importlib.util.find_spec("octojax") is None:  # run from a checkout that is not installed
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a model is built from."""
+
+    vocabulary: int
+    width: int
+    layers: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides a run; the command line fills it in."""
+
+    name: str
+    data: str | None
+    out: Path
+    ranks: int
+    microbatches: int
+    schedule: str
+    steps: int
+    batch: int
+    length: int
+    width: int
+    layers: int
+    lr: float
+    seed: int
+    tune_seconds: float
+    check: bool
+
+
+Build = Callable[[Sizes], tuple[Any, Callable[[Any, Any], Any]]]
+"""Sizes -> (the model, its loss). Called after JAX's devices are set up."""
+
+
+def main(name: str, build: Build, *, layers: int, width: int = 128) -> None:
+    """Runs the experiment with the command line's options; mistakes end with exit code 2."""
+
+    def command(
+        data: Annotated[
+            str | None, typer.Option(help="File or folder to train on [this Python's sources].")
+        ] = None,
+        out: Annotated[
+            Path | None, typer.Option(help="Folder to write to [runs/NAME-TIME].")
+        ] = None,
+        ranks: Annotated[int, typer.Option(min=1, help="Pipeline ranks (emulated devices).")] = 4,
+        microbatches: Annotated[int, typer.Option(min=1)] = 8,
+        schedule: Annotated[
+            str, typer.Option(help="auto, a name (octopipe schedules), or a CSV table.")
+        ] = "auto",
+        steps: Annotated[int, typer.Option(min=1)] = 30,
+        batch: Annotated[int, typer.Option(min=1, help="Samples per step.")] = 16,
+        length: Annotated[int, typer.Option(min=2, help="Bytes per sample.")] = 128,
+        width: Annotated[int, typer.Option(min=32, help="Of the residual stream.")] = width,
+        layers: Annotated[int, typer.Option(min=1)] = layers,
+        lr: Annotated[float, typer.Option(min=0.0, help="Peak learning rate.")] = 3e-3,
+        seed: int = 0,
+        tune_seconds: Annotated[float, typer.Option(min=0.1, help="Limit of the tuner.")] = 5.0,
+        check: Annotated[
+            bool, typer.Option(help="Compare step one with the unpipelined model.")
+        ] = True,
+    ) -> None:
+        out = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        if width % 64:
+            raise ValueError(f"--width {width}: heads are 32 wide and paired; use 64, 128, 192...")
+        run(
+            Settings(
+                name=name,
+                data=data,
+                out=out,
+                ranks=ranks,
+                microbatches=microbatches,
+                schedule=schedule,
+                steps=steps,
+                batch=batch,
+                length=length,
+                width=width,
+                layers=layers,
+                lr=lr,
+                seed=seed,
+                tune_seconds=tune_seconds,
+                check=check,
+            ),
+            build,
+        )
+
+    command.__doc__ = f"Train {name} at byte level through a pipeline."
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command)
+    try:
+        app()
+    except ValueError as error:  # all of octojax's own errors about input are ValueErrors
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def run(settings: Settings, build: Build) -> None:
+    """Trains as the settings say, and writes what happened to `settings.out`."""
+    emulate_devices(settings.ranks)
+    from training import Experiment  # imports JAX, so it must come after
+
+    Experiment(settings, build).run()
+    print(f"results in {settings.out}")
+
+
+def emulate_devices(count: int) -> None:
+    """Makes JAX see `count` CPU devices, unless accelerators or the user decide otherwise."""
+    flag = "--xla_force_host_platform_device_count"
+    given = os.environ.get("XLA_FLAGS", "")
+    kept = [word for word in given.split() if not word.startswith(flag)]
+    os.environ["XLA_FLAGS"] = " ".join([*kept, f"{flag}={count}"])
+
+
+def settings_json(settings: Settings) -> dict[str, Any]:
+    """Returns the settings as JSON data."""
+    return {**asdict(settings), "out": str(settings.out)}
