@@ -309,8 +309,15 @@ def test_recomputing_stage(kind):
 
 
 LOOPS_WITH_DEFERRED_WEIGHTS = (
-    "rnn rnn_twice scanned_stack nested_scan branches other_branch skip_branch checkpointed_scan"
-).split()
+    "rnn",
+    "rnn_twice",
+    "scanned_stack",
+    "nested_scan",
+    "branches",
+    "other_branch",
+    "skip_branch",
+    "checkpointed_scan",
+)
 
 
 @pytest.mark.parametrize("kind", LOOPS_WITH_DEFERRED_WEIGHTS)
