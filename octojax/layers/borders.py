@@ -11,23 +11,27 @@ hill holds a large share of the model (a U-Net, whose skips make one hill of eve
 """
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
 
 TOLERANCE = 1.1  # widths within this factor are equal: a scalar more does not matter
-LARGE_SHARE = 0.25  # of the model's operations, and ...
-LARGE_COUNT = 8  # ... so many heavy equations with weights make a segment worth cutting
+LARGE = ((0.25, 8), (0.6, 4))
+"""A segment is cut further if it has one of these shares of the model's operations and so many
+heavy equations with weights."""
 
 
 @dataclass(frozen=True)
 class Step:
     """One activation equation, as far as cutting is concerned.
 
-    `live_bytes` cross a cut after it. `reads_params` says whether it reads values made of
-    parameters alone.
+    `live_bytes` cross a cut after it, `made_bytes` are its own results. `reads_params` says
+    whether it reads values made of parameters alone.
     """
 
     live_bytes: int
+    made_bytes: int
     work: float
     heavy: bool
     reads_params: bool
@@ -43,21 +47,33 @@ class Segment:
     stop: int
 
 
-def find_borders(steps: Sequence[Step], min_layers: int = 1) -> tuple[int, ...]:
+def find_borders(
+    steps: Sequence[Step], min_layers: int = 1, before: float = math.inf
+) -> tuple[int, ...]:
     """The positions p, ascending, such that a cut after step p separates two layers.
 
-    Marked steps are borders always. If fewer than `min_layers` segments result, the segments
-    with most work are cut at their narrowest inner candidates until there are enough or no
-    candidate is left.
+    Marked steps are borders always. If fewer than `min_layers` segments result, the
+    candidates with fewest bytes for the work that they part become borders, until there are
+    enough or none is left. `before` are the bytes alive before the first step.
     """
     marks = _marks(steps)
     candidates = _candidates(steps)
+    ends = {p: float(steps[p].live_bytes) for p in marks}
+    ends |= {-1: before, len(steps) - 1: _last_made(steps)}
     borders = set(marks)
     for segment in _segments(len(steps), marks):
-        borders |= _visible(steps, candidates, segment, marks)
+        borders |= _visible(steps, candidates, segment, ends)
     borders -= _between_embeddings(steps, borders, marks)
     borders = _cut_large(steps, candidates, borders)
     return tuple(sorted(_refine(steps, candidates, borders, min_layers)))
+
+
+def _last_made(steps: Sequence[Step]) -> float:
+    """The bytes of the last heavy step's result: how wide the model is where it ends.
+
+    Behind it everything shrinks to the loss, which says nothing about its layers.
+    """
+    return next((float(s.made_bytes) for s in reversed(steps) if s.heavy), math.inf)
 
 
 def _marks(steps: Sequence[Step]) -> set[int]:
@@ -71,7 +87,7 @@ def _candidates(steps: Sequence[Step]) -> list[int]:
     heavy = [p for p, step in enumerate(steps) if step.heavy]
     return [
         _narrowest(steps, start, stop)
-        for start, stop in zip(heavy, heavy[1:])
+        for start, stop in pairwise(heavy)
         if not any(step.marked for step in steps[start:stop])
     ]
 
@@ -95,16 +111,19 @@ def _narrowest(steps: Sequence[Step], start: int, stop: int) -> int:
 
 
 def _visible(
-    steps: Sequence[Step], candidates: Sequence[int], segment: Segment, ends: Set[int] = frozenset()
+    steps: Sequence[Step],
+    candidates: Sequence[int],
+    segment: Segment,
+    ends: Mapping[int, float] = MappingProxyType({}),
 ) -> set[int]:
     """The candidates in a segment with nothing narrower before them, or nothing behind them.
 
-    The ends of the segment count where they are in `ends`.
+    `ends` are the widths of positions that count as ends of the segment.
     """
     inner = _within(candidates, segment)
     found: set[int] = set()
     for order, end in ((inner, segment.start - 1), (inner[::-1], segment.stop - 1)):
-        least = steps[end].live_bytes if end in ends else math.inf
+        least = ends.get(end, math.inf)
         for p in order:
             least = min(least, steps[p].live_bytes)
             if steps[p].live_bytes <= least * TOLERANCE:
@@ -116,7 +135,7 @@ def _between_embeddings(steps: Sequence[Step], borders: set[int], marks: set[int
     """The borders between two look-ups with no other heavy step near: one embedding layer."""
     found: set[int] = set()
     segments = _segments(len(steps), borders)
-    for left, right in zip(segments, segments[1:]):
+    for left, right in pairwise(segments):
         both = [x for x in steps[left.start : right.stop] if x.heavy]
         if both and all(x.embeds for x in both):
             found.add(right.start - 1)
@@ -130,7 +149,8 @@ def _cut_large(steps: Sequence[Step], candidates: Sequence[int], borders: set[in
         segment = queue.pop()
         inside = steps[segment.start : segment.stop]
         weighty = sum(step.heavy and step.reads_params for step in inside)
-        if weighty < LARGE_COUNT or sum(x.work for x in inside) < LARGE_SHARE * total:
+        work = sum(x.work for x in inside)
+        if not any(weighty >= count and work >= share * total for share, count in LARGE):
             continue
         found = _visible(steps, candidates, segment)
         borders = borders | found
@@ -143,23 +163,22 @@ def _refine(
     steps: Sequence[Step], candidates: Sequence[int], borders: set[int], min_layers: int
 ) -> set[int]:
     while len(borders) + 1 < min_layers:
-        segments = _segments(len(steps), borders)
-        splittable = [x for x in segments if _within(candidates, x)]
-        if not splittable:
+        costs = {
+            p: _split_cost(steps, segment, p)
+            for segment in _segments(len(steps), borders)
+            for p in _within(candidates, segment)
+        }
+        if not costs:
             break
-        largest = max(splittable, key=lambda x: _work(steps, x))
-        inner = _within(candidates, largest)
-        total = _work(steps, largest)
-        best = min(inner, key=lambda p: _split_cost(steps, largest, p, total))
-        borders = borders | {best}
+        borders = borders | {min(costs, key=lambda p: costs[p])}
     return borders
 
 
-def _split_cost(steps: Sequence[Step], segment: Segment, p: int, total: float) -> float:
-    """Width over evenness: a narrow cut near the middle is cheapest."""
+def _split_cost(steps: Sequence[Step], segment: Segment, p: int) -> float:
+    """Width over evenness: a narrow cut near the middle of a large segment is cheapest."""
     left = _work(steps, Segment(segment.start, p + 1))
-    lighter = min(left, total - left)
-    return steps[p].live_bytes / max(lighter, 1e-9)
+    right = _work(steps, Segment(p + 1, segment.stop))
+    return steps[p].live_bytes / max(min(left, right), 1e-9)
 
 
 def _work(steps: Sequence[Step], segment: Segment) -> float:

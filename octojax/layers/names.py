@@ -9,6 +9,7 @@ from octojax.jaxprs.count import is_heavy
 from octojax.layers import classify
 from octojax.layers.classify import Depends
 from octojax.layers.normalize import NormalLoss
+from octojax.layers.paths import common_path
 
 
 def name_layers(
@@ -37,25 +38,8 @@ def _name(normal: NormalLoss, depends: Mapping[Var, Depends], group: Sequence[in
         ]
         paths = [normal.units[u].name for u in normal.units_behind(wanted)]
         if paths:
-            return common_path(paths)
+            return common_path(paths) or "+".join(sorted({p.split(".")[0] for p in paths}))
     return eqns[-1].primitive.name
-
-
-def common_path(paths: Sequence[str]) -> str:
-    """The longest dotted path that all begin with; of one leaf, the module that holds it.
-
-    `layers.0.mlp.up.kernel layers.0.mlp.down.kernel` -> `layers.0.mlp`
-    """
-    split = [path.split(".") for path in paths]
-    if len(split) == 1:
-        words = split[0]
-        return ".".join(words[:-1] if len(words) > 1 and not words[-1].isdigit() else words)
-    common = []
-    for words in zip(*split):
-        if len(set(words)) > 1:
-            break
-        common.append(words[0])
-    return ".".join(common) or "+".join(sorted({words[0] for words in split}))
 
 
 def _unique(names: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from octojax.jaxprs.stacks import split_stacks
 from octojax.layers import classify
 from octojax.layers.classify import Depends
 from octojax.layers.open import Remat, open_layers
+from octojax.layers.paths import common_path
 from octojax.stages.program import ParamUnit, Ref, Role
 from octojax.trace import TracedLoss
 
@@ -96,19 +97,29 @@ def _name_inputs(traced: TracedLoss, flat: FlatJaxpr, depends: Mapping[Var, Depe
         leaves.append((var, state_end + k, f"constant.{k}", False))
     flat, rows = split_stacks(flat, [var for var, *_ in leaves])
     found = dict(depends)
+    prefixes = _stack_prefixes({name: len(rows[var]) for var, _, name, _ in leaves if var in rows})
     units: list[ParamUnit] = []
     avals: list[Any] = []
     for whole, leaf, name, trainable in leaves:
         for index, var in rows.get(whole, ((None, whole),)):
             inputs[var] = Ref(Role.PARAM, len(units))
-            title = name if index is None else _row_name(name, index)
+            title = name if index is None else _row_name(name, prefixes[name], index)
             units.append(ParamUnit(leaf, index, title, trainable))
             avals.append(var.aval)
             found[var] = depends.get(whole, Depends.NOTHING)
     return NormalLoss(flat, inputs, found, tuple(units), tuple(avals))
 
 
-def _row_name(name: str, index: int) -> str:
-    """The path of one layer's slice: `layers.dense.kernel` 2 -> `layers.2.dense.kernel`."""
-    first, *rest = name.split(".")
-    return ".".join([first, str(index), *rest])
+def _stack_prefixes(rows: Mapping[str, int]) -> dict[str, str]:
+    """For each stacked leaf, the path that it shares with the other stacks of as many rows."""
+    return {
+        name: common_path([x for x, n in rows.items() if n == count], whole=True)
+        for name, count in rows.items()
+    }
+
+
+def _row_name(name: str, prefix: str, index: int) -> str:
+    """The path of one layer's slice: `layers.mlp.up` row 2 -> `layers.2.mlp.up`."""
+    if not prefix:
+        return f"{name}.{index}"
+    return f"{prefix}.{index}{name[len(prefix) :]}"

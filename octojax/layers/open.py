@@ -76,7 +76,9 @@ def count_layers(eqn: JaxprEqn, depends: Classes) -> int:
     body = open_layers(body, inside, Remat.LARGE) if _has_stack(body) else body
     inside = classify.classify(body.eqns, inside)
     given = [v for v in body.invars if classify.of(inside, v).is_activation]
-    return 1 + len(find_borders(walk(body.eqns, inside, body.outvars, given).steps))
+    before = sum(compat.num_bytes(v.aval) for v in given)
+    walked = walk(body.eqns, inside, body.outvars, given)
+    return 1 + len(find_borders(walked.steps, before=before))
 
 
 def _has_stack(body: FlatJaxpr) -> bool:

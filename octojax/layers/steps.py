@@ -65,6 +65,7 @@ def _step(eqn: JaxprEqn, depends: Classes, alive: tuple[Var, ...]) -> Step:
     embeds = eqn.primitive.name == "gather" and from_params[0]
     return Step(
         live_bytes=sum(compat.num_bytes(v.aval) for v in alive),
+        made_bytes=sum(compat.num_bytes(v.aval) for v in eqn.outvars),
         work=operations(eqn),
         heavy=embeds or is_heavy(eqn),
         reads_params=any(from_params),
