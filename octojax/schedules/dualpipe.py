@@ -153,7 +153,7 @@ FAMILIES = (
     Family(
         name="dualpipe-v",
         summary="DualPipe cut in half: a V placement, weights held once",
-        source="Sea AI Lab and DeepSeek, DualPipeV (Cut-in-half), 2025; PyTorch's ScheduleDualPipeV",
+        source="Sea AI Lab and DeepSeek, Cut-in-half (DualPipeV), 2025; PyTorch ScheduleDualPipeV",
         layout=dualpipe_v,
         constraints="m >= 2p",
         bubble="(p-1)(F&B + B - 3W) chunks",

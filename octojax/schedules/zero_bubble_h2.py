@@ -34,7 +34,7 @@ FAMILIES = (
     Family(
         name="zb-h2",
         summary="zero bubble inside every rank's span, for twice the memory of 1F1B",
-        source="Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv:2401.10241, section 2",
+        source="Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv:2401.10241",
         layout=zero_bubble_h2,
         bubble="(p-1)(F+I-2W) inside; T = 3m+p-1 for m >= 2p-1 at F=I=W=1",
         peak="min(2(p-r)-1, m) freed at I, min(2p-1, m) freed at W",

@@ -26,6 +26,9 @@ NAMES = {
     "deepseek_DualPipe_": "dualpipe",
     "deepseek_DualPipeV": "dualpipe-v",
     "torch_DualPipeV": "dualpipe-v",
+    "sail_Vhalf": "v-half",
+    "sail_Vmin": "v-min",
+    "sail_1F1BV": "1f1b-v",
     "chimera": "chimera",
     "dynapipe": "dynapipe",
 }
