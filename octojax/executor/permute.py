@@ -1,6 +1,6 @@
 """Transfers as compiled `ppermute` programs over the devices of two ranks.
 
-    comm thread    0SEND_F0   0SEND_F1   1SEND_B0 ...    one global order, in every process
+    lanes          0SEND_F0   0SEND_F1   1SEND_B0 ...    parts of one order, in every process
     rank threads   send: hand the values over            receive: wait for them
 
 The two ranks' values form one array that claims to be replicated over the pair: on the source
@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from octojax.errors import ExecutionError
 from octojax.executor.instructions import Transfer
 from octojax.executor.transport import Arrays, Mailboxes, Stopped
 from octojax.mesh import PipelineMesh, Rank
@@ -26,7 +27,13 @@ PAIR = "pair"
 
 
 class PairPermute:
-    """Issues all transfers from one thread, in the order that `begin` is given."""
+    """Issues every transfer that a local rank takes part in, each lane in the order of `begin`.
+
+    A lane is a thread. On CPU every pair of processes' ranks has its own: a pair's program
+    blocks its caller until both sides have come, so that one lane would let a late peer hold up
+    the transfers of all others. On accelerators all programs of a device share one queue, and
+    the one global order must be kept: there is one lane. Ranks of one process always share one.
+    """
 
     def __init__(
         self,
@@ -40,23 +47,33 @@ class PairPermute:
         self.arrived = Mailboxes(transfers, timeout_s)
         self.local = frozenset(mesh.local_ranks)
         self.links = _links(transfers, values, mesh)
-        self.orders: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
-        self.idle = threading.Event()
-        self.idle.set()
-        threading.Thread(target=self._serve, name="octopipe transfers", daemon=True).start()
+        self.lanes = [self._lane(t) for t in transfers]
+        self.orders: dict[Any, queue.SimpleQueue[tuple[int, ...] | None]] = {}
+        self.busy = _Count()
+        for lane in dict.fromkeys(x for x in self.lanes if x is not None):
+            self.orders[lane] = queue.SimpleQueue()
+            name = f"octopipe transfers {lane}"
+            threading.Thread(
+                target=self._serve, args=(self.orders[lane],), name=name, daemon=True
+            ).start()
+
+    def _lane(self, transfer: Transfer) -> tuple[int, ...] | None:
+        ends = {transfer.source, transfer.target}
+        if self.local.isdisjoint(ends):
+            return None
+        if ends <= self.local or jax.default_backend() != "cpu":
+            return ()
+        return tuple(sorted(ends))
 
     def begin(self, order: Sequence[int]) -> None:
-        self.idle.wait()
+        self.busy.wait_for_none()
         self.outgoing.clear()
         self.arrived.clear()
-        mine = tuple(
-            k
-            for k in order
-            if not self.local.isdisjoint((self.transfers[k].source, self.transfers[k].target))
-        )
-        if mine:
-            self.idle.clear()
-            self.orders.put(mine)
+        for lane, orders in self.orders.items():
+            mine = tuple(k for k in order if self.lanes[k] == lane)
+            if mine:
+                self.busy.add(1)
+                orders.put(mine)
 
     def send(self, number: int, values: Arrays) -> None:
         self.outgoing.put(number, values)
@@ -69,10 +86,11 @@ class PairPermute:
         self.arrived.abort(error)
 
     def close(self) -> None:
-        self.orders.put(None)
+        for orders in self.orders.values():
+            orders.put(None)
 
-    def _serve(self) -> None:
-        while (order := self.orders.get()) is not None:
+    def _serve(self, orders: "queue.SimpleQueue[tuple[int, ...] | None]") -> None:
+        while (order := orders.get()) is not None:
             try:
                 for number in order:
                     self._issue(number)
@@ -81,14 +99,41 @@ class PairPermute:
             except BaseException as error:
                 self.abort(error)
             finally:
-                self.idle.set()
+                self.busy.add(-1)
 
     def _issue(self, number: int) -> None:
         transfer, link = self.transfers[number], self.links[number]
-        values = self.outgoing.get(number) if transfer.source in self.local else None
-        moved = link.move(values)
+        here = transfer.source in self.local
+        values = self.outgoing.get(number) if here else None
+        try:
+            moved = link.move(values)
+        except Exception as error:
+            ends = (transfer.source, transfer.target)
+            mine, peer = ends if here else ends[::-1]
+            raise ExecutionError(
+                f"rank {mine}: the transfer {transfer.name} from rank {ends[0]} to rank "
+                f"{ends[1]} broke off. The process of rank {peer} has probably ended: see what it "
+                f"printed last. ({str(error).splitlines()[0]})"
+            ) from error
         if transfer.target in self.local:
             self.arrived.put(number, moved)
+
+
+class _Count:
+    """A number of busy lanes that one can wait on to become zero."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.changed = threading.Condition()
+
+    def add(self, change: int) -> None:
+        with self.changed:
+            self.number += change
+            self.changed.notify_all()
+
+    def wait_for_none(self) -> None:
+        with self.changed:
+            self.changed.wait_for(lambda: self.number == 0)
 
 
 class _Link:
@@ -107,9 +152,7 @@ class _Link:
         here = jax.process_index()
         self.receives = any(d.process_index == here for d in target.devices)
         self.blanks = [
-            _pieces(jax.device_put(np.zeros(v.shape, v.dtype), v.sharding))
-            if self.receives
-            else []
+            _pieces(jax.device_put(np.zeros(v.shape, v.dtype), v.sharding)) if self.receives else []
             for v in values
         ]
 
