@@ -22,6 +22,7 @@ KINDS = (
 
 FORWARD, BACKWARD, INPUT_GRAD, WEIGHT_GRAD, RECOMPUTE = range(5)
 RESIDUAL, WEIGHT_RESIDUAL, OUTPUT, INPUT, STATE = range(5)
+BYTES = ("residual", "weight residual", "output", "input", "state")
 """Columns of `StageCosts.nbytes`."""
 
 
@@ -40,7 +41,10 @@ class StageCosts:
     recompute: NDArray[np.bool_]
 
     def __post_init__(self) -> None:
-        for name, values in (("seconds", self.seconds), ("nbytes", self.nbytes)):
+        for name, values, columns in (
+            ("seconds", self.seconds, KINDS),
+            ("nbytes", self.nbytes, BYTES),
+        ):
             if values.shape != (len(self.recompute), 5):
                 raise ProfileError(
                     f"stage costs: {name} has shape {values.shape}, "
@@ -50,7 +54,7 @@ class StageCosts:
             if len(wrong):
                 stage, column = wrong[0]
                 raise ProfileError(
-                    f"stage costs: {name} of stage {stage}, column {column} is "
+                    f"stage costs: {name} of stage {stage}, {columns[column]} is "
                     f"{values[stage, column]}, expected a finite number >= 0"
                 )
 

@@ -23,12 +23,7 @@ class Links:
     @classmethod
     def of(cls, machine: Machine | None, num_ranks: int) -> "Links":
         """Returns the links between the first `num_ranks` ranks; None is an ideal machine."""
-        machine = machine or Machine()
-        if machine.speeds and len(machine.speeds) < num_ranks:
-            raise ProfileError(
-                f"machine {machine.name!r} gives the speeds of {len(machine.speeds)} ranks, "
-                f"but the schedule has {num_ranks}; give one speed per rank, or none"
-            )
+        machine = fitting(machine, num_ranks)
         pairs = [[machine.link(a, b) for b in range(num_ranks)] for a in range(num_ranks)]
         table = np.array(pairs, dtype=np.float64).reshape(num_ranks, num_ranks, 2)
         return cls(
@@ -37,3 +32,15 @@ class Links:
             np.ascontiguousarray(table[:, :, 1]),
             float(machine.host_cost_s),
         )
+
+
+def fitting(machine: Machine | None, num_ranks: int) -> Machine:
+    """Returns the machine, None being an ideal one. Raises `ProfileError` if it lacks ranks."""
+    machine = machine or Machine()
+    for name, values in (("speeds", machine.speeds), ("capacities", machine.capacities_bytes)):
+        if values and len(values) < num_ranks:
+            raise ProfileError(
+                f"machine {machine.name!r} gives the {name} of {len(values)} ranks, but the "
+                f"schedule has {num_ranks}; give one of the {name} per rank, or none"
+            )
+    return machine

@@ -12,6 +12,7 @@ from octojax.ir import Action, Item, Kind, Machine, Schedule
 from octojax.ir.lowering import Transfer, actions_of, owners, received, sent
 from octojax.ir.progress import Value, makes, reads
 from octojax.simulate.costs import KINDS, StageCosts
+from octojax.simulate.links import fitting
 
 _BACKWARD = (Kind.BACKWARD, Kind.INPUT_GRAD)
 Cell = tuple[int, int]
@@ -33,7 +34,7 @@ class Meaning:
     def __init__(self, schedule: Schedule, costs: StageCosts, machine: Machine | None) -> None:
         self.schedule = schedule
         self.costs = costs
-        self.machine = machine or Machine()
+        self.machine = fitting(machine, schedule.num_ranks)
         self.last_stage = costs.num_stages - 1
         self.owner = owners(schedule)
         self.rebuilt = {a for _, _, a in schedule.actions() if a.kind is Kind.RECOMPUTE}
