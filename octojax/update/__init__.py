@@ -4,7 +4,7 @@ Any optax transformation is traced once over the user's whole tree and cut into 
 rank and phase; only small values (partial norms, flags) cross ranks between phases.
 """
 
-from octojax.update.build import GRAD_NORM, build_update
+from octojax.update.build import GRAD_NORM, build_update, locate_state
 from octojax.update.exchange import ExchangeFunction, local_exchange
 from octojax.update.places import Places
 from octojax.update.plan import End, Role, UpdatePlan, UpdateProgram
@@ -22,4 +22,5 @@ __all__ = [
     "UpdateProgram",
     "build_update",
     "local_exchange",
+    "locate_state",
 ]

@@ -92,6 +92,23 @@ def build_update(
     )
 
 
+def locate_state(
+    optimizer: optax.GradientTransformation, params: Any, owners: Sequence[int], num_ranks: int
+) -> tuple[tuple[Any, ...], tuple[Rank, ...]]:
+    """Returns shape and rank of every leaf of the optimizer state (None: on every rank).
+
+    Arguments and errors are those of `build_update`, of which this is the first part.
+    """
+    flat, tree = jax.tree.flatten(params)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    _check_owners(owners, len(flat), num_ranks)
+    traced = _Traced(optimizer, flat, tree, None, {}, grad_norm=False)
+    names = _input_names(paths, traced.state_names, ())
+    graphs = flatten(traced.init), flatten(traced.update)
+    found = _state_owners(*graphs, owners, traced, paths, names, EXCHANGE_LIMIT_BYTES)
+    return tuple(traced.states), tuple(found)
+
+
 def _check_owners(owners: Sequence[int], num_leaves: int, num_ranks: int) -> None:
     if len(owners) != num_leaves:
         raise PlanError(f"{len(owners)} owners for {num_leaves} parameter leaves; give one each")
