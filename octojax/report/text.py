@@ -7,6 +7,7 @@ rank 1 .....1F0f1B0bbbbb1F1f1B1bbbbb..............
 
 import io
 import shutil
+import sys
 
 from rich.console import Console, Group, RenderableType
 from rich.style import Style
@@ -38,19 +39,17 @@ def render(panels: list[Panel], width: int | None = None, colour: bool | None = 
     `width` defaults to the terminal's. `colour` True writes ANSI colours, False marks actions
     by letters alone; None colours a terminal and leaves a file plain.
     """
-    import sys
-
-    colour = sys.stdout.isatty() if colour is None else colour
+    colours = sys.stdout.isatty() if colour is None else colour
     width = width or max(60, shutil.get_terminal_size((120, 24)).columns)
     out = io.StringIO()
     console = Console(
         file=out,
         width=width,
-        force_terminal=colour,
-        color_system="truecolor" if colour else None,
+        force_terminal=colours,
+        color_system="truecolor" if colours else None,
         highlight=False,
     )
-    console.print(picture(panels, width, colour))
+    console.print(picture(panels, width, colours))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 

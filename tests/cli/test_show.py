@@ -1,0 +1,97 @@
+"""`octopipe show`, as a user calls it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from octojax.cli import main
+from octojax.ir import LayerCost, Partition, Placement, Plan, Profile, Schedule
+
+
+@pytest.fixture
+def files(tmp_path):
+    schedule = Schedule.parse("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1")
+    schedule.save(tmp_path / "table.csv")
+    Plan(Partition((1, 2)), Placement.of((0, 1)), schedule, name="mine").save(
+        tmp_path / "plan.json"
+    )
+    Profile("p", tuple(LayerCost("x", 1e-3, 1e-3, 1e-3) for _ in range(3))).save(
+        tmp_path / "profile.json"
+    )
+    return tmp_path
+
+
+def call(capsys, *arguments) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(["show", *map(str, arguments)])
+    out = capsys.readouterr()
+    return stop.value.code, out.out, out.err
+
+
+def test_a_table_is_drawn_with_unit_costs(files, capsys):
+    code, out, err = call(capsys, files / "table.csv", "--width", 60)
+    assert (code, err) == (0, "")
+    assert out.startswith("table, simulated: 9 s, bubbles 33.3%")
+    assert "rank 1 .....1F0f|1B0bbbbbb|1F1f|1B1bbbbbb|....." in out
+
+
+def test_a_plan_is_drawn_with_its_profile(files, capsys):
+    code, out, _ = call(capsys, files / "plan.json", "--profile", files / "profile.json")
+    assert code == 0
+    assert out.startswith("mine, simulated: 15 ms, bubbles 40.0%")
+
+
+def test_files_are_written_instead_of_the_picture(files, capsys):
+    names = {kind: files / f"out.{kind}" for kind in ("html", "svg", "trace", "csv", "json")}
+    options = [x for kind, path in names.items() for x in (f"--{kind}", path)]
+    code, out, err = call(capsys, files / "table.csv", *options)
+    assert (code, out) == (0, "")
+    assert all(f"wrote {path}" in err for path in names.values())
+    assert names["html"].read_text().startswith("<!doctype html>")
+    assert names["svg"].read_text().startswith("<svg ")
+    assert json.loads(names["trace"].read_text())["traceEvents"]
+    assert names["csv"].read_text().startswith("timeline,rank,action,")
+    code, out, _ = call(capsys, names["json"])
+    assert code == 0
+    assert out.startswith("out: 9 s")
+
+
+def test_a_measured_timeline_stands_under_the_simulated_one(files, capsys):
+    call(capsys, files / "table.csv", "--json", files / "run.json")
+    code, out, _ = call(capsys, files / "table.csv", "--measured", files / "run.json")
+    assert code == 0
+    assert "table, simulated: 9 s" in out
+    assert "measured: 9 s" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.csv"], "none.csv does not exist"),
+        (["plan.json", "--profile", "plan.json"], "lacks its list of 'layers'"),
+        (["table.csv", "--measured", "plan.json"], "not a timeline"),
+        (["table.csv", "--svg", "x", "--html", "x"], "two of the files to write"),
+        (["broken.json"], "not JSON"),
+    ],
+)
+def test_mistakes_are_named(files, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(files)
+    (files / "broken.json").write_text("{")
+    code, out, err = call(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_show_does_not_import_jax(files):
+    code = (
+        "import sys\nfrom octojax.cli import main\n"
+        f"try: main(['show', {str(files / 'table.csv')!r}, '--html', {str(files / 'x.html')!r}])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('jax', 'numba', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,132 @@
+"""What the pictures' files hold: valid, complete, true to scale, read back."""
+
+import csv
+import io
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from octojax.errors import FormatError
+from octojax.ir import Machine, Schedule, Timeline
+from octojax.report import Panel, from_json, render_html, render_svg, to_csv, to_json, to_trace
+from octojax.report.data import load_timeline, save_timeline
+from octojax.simulate import StageCosts, simulate
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def timeline() -> Timeline:
+    table = Schedule.parse("0F0 0F1 0I0 0W0 0B1\n1F0 1I0 1W0 1F1 1B1")
+    costs = StageCosts.unit(2, 1.0, 1.5, 0.5, 2.0)
+    return simulate(table, costs, Machine(latency_s=0.25))
+
+
+def bars(root: ET.Element) -> list[ET.Element]:
+    return [g for g in root.iter(f"{SVG}g") if "data-a" in g.attrib]
+
+
+def test_svg_has_a_bar_per_action_true_to_scale(timeline):
+    root = ET.fromstring(render_svg([Panel("a & b", timeline, bound_s=5.0)]))
+    drawn = bars(root)
+    assert sorted(g.get("data-a") for g in drawn) == sorted(str(s.item) for s in timeline.actions)
+    lengths, widths = [], []
+    for g in drawn:
+        lengths.append(float(g.get("data-e")) - float(g.get("data-s")))
+        widths.append(float(g.find(f"{SVG}rect").get("width")))
+    scale = 1100 / timeline.makespan_s
+    assert widths == pytest.approx([x * scale for x in lengths], abs=0.01)
+
+
+def test_svg_scales_panels_alike(timeline):
+    double = simulate(
+        Schedule.parse("0F0 0F1 0I0 0W0 0B1\n1F0 1I0 1W0 1F1 1B1"),
+        StageCosts.unit(2, 2.0, 3.0, 1.0, 4.0),
+        Machine(latency_s=0.5),
+    )
+    root = ET.fromstring(render_svg([Panel("one", timeline), Panel("two", double)]))
+    first = {p: next(g for g in bars(root) if g.get("data-p") == p) for p in "01"}
+    one, two = (float(first[p].find(f"{SVG}rect").get("width")) for p in "01")
+    assert two == pytest.approx(2 * one, abs=0.02)
+
+
+def test_html_is_one_well_formed_page_without_other_files(timeline):
+    page = render_html([Panel("<plan>", timeline)], "a <title>")
+    opened: list[str] = []
+
+    class Check(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            if tag not in ("meta", "input", "br"):
+                opened.append(tag)
+            names = dict(attrs)
+            assert "src" not in names
+            assert "href" not in names
+
+        def handle_startendtag(self, tag, attrs):
+            pass
+
+        def handle_endtag(self, tag):
+            assert opened.pop() == tag
+
+    Check().feed(page)
+    assert opened == []
+    assert "a &lt;title&gt;" in page
+    assert page.count('class="bar span') == len(timeline.actions)
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_json_reads_back_exactly(timeline, tmp_path):
+    assert from_json(json.loads(json.dumps(to_json(timeline)))) == timeline
+    save_timeline(timeline, tmp_path / "t.json")
+    assert load_timeline(tmp_path / "t.json") == timeline
+
+
+def test_json_errors_name_file_and_field(timeline, tmp_path):
+    with pytest.raises(FormatError, match=r"x\.json: not a timeline: expected .*makespan_s"):
+        from_json({"layers": []}, "x.json")
+    data = to_json(timeline)
+    with pytest.raises(FormatError, match="timeline version 9, this octojax reads 1"):
+        from_json({**data, "version": 9})
+    with pytest.raises(FormatError, match="broken timeline: KeyError 'rank'"):
+        from_json({**data, "actions": [{"action": "0F0"}]})
+    (tmp_path / "t.json").write_text("{")
+    with pytest.raises(FormatError, match=r"t\.json: not JSON"):
+        load_timeline(tmp_path / "t.json")
+
+
+def test_csv_has_every_action_and_transfer(timeline):
+    rows = list(csv.DictReader(io.StringIO(to_csv([Panel("a, b", timeline)]))))
+    assert len(rows) == len(timeline.actions) + len(timeline.transfers)
+    assert {row["timeline"] for row in rows} == {"a, b"}
+    first = next(row for row in rows if row["action"] == "1F0")
+    assert (first["rank"], float(first["start_s"]), float(first["end_s"])) == ("1", 1.25, 2.25)
+    sent = next(row for row in rows if row["action"] == "0SEND_F0")
+    assert (sent["to_rank"], float(sent["start_s"])) == ("1", 1.0)
+
+
+def test_trace_has_slices_arrows_and_names(timeline):
+    events = to_trace([Panel("plan", timeline), Panel("again", timeline)])["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X" and e["pid"] == 1 and e["cat"] != "transfer"]
+    assert len(slices) == len(timeline.actions)
+    one = next(e for e in slices if e["name"] == "1F0")
+    assert (one["tid"], one["ts"], one["dur"]) == (1, 1.25e6, 1e6)
+    starts = {e["id"]: e["ts"] for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e["ts"] for e in events if e["ph"] == "f"}
+    assert starts.keys() == ends.keys()
+    assert len(starts) == 2 * len(timeline.transfers)
+    assert all(ends[i] - starts[i] == pytest.approx(0.25e6) for i in starts)
+    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {"plan", "again"}
+
+
+def test_memory_is_drawn_and_counted(timeline):
+    traced = replace(timeline, memory=(((0.0, 0.0), (1.0, 2048.0)), ((0.0, 0.0), (2.0, 1024.0))))
+    root = ET.fromstring(render_svg([Panel("m", traced)]))
+    lines = list(root.iter(f"{SVG}polyline"))
+    assert len(lines) == 2
+    assert "at most 2 KiB" in lines[0].find(f"{SVG}title").text
+    counters = [e for e in to_trace([Panel("m", traced)])["traceEvents"] if e["ph"] == "C"]
+    assert [e["args"]["bytes"] for e in counters] == [0.0, 2048.0, 0.0, 1024.0]
