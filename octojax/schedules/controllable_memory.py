@@ -292,7 +292,7 @@ FAMILIES = (
     ),
     Family(
         name="1f1b-v",
-        summary="1F1B on a V placement, backwards whole: two thirds to three quarters of its memory",
+        summary="1F1B on a V placement, backwards whole, in three quarters of its memory",
         source=SOURCE,
         layout=_family(_whole_block),
         bubble="15 and 33 chunks at p = 4, 8 (F=1, B=2)",

@@ -161,11 +161,16 @@ def list_schedule(work: Work, policy: Policy) -> list[list[Action]] | None:
     """
     state = _State(work, policy)
     kinds = 2 if work.weight_grad is None else 3
+    offers = [state.best(rank) for rank in range(work.num_ranks)]
     for _ in range(kinds * work.num_stages * work.microbatches):
-        offers = [c for rank in range(work.num_ranks) if (c := state.best(rank)) is not None]
-        if not offers:
+        chosen = min((offer for offer in offers if offer is not None), default=None)
+        if chosen is None:
             return None
-        state.place(min(offers))
+        state.place(chosen)
+        stage = chosen.action.stage
+        near = range(max(0, stage - 1), min(stage + 2, work.num_stages))
+        for rank in {work.rank_of[s] for s in near}:  # nobody else's choice has changed
+            offers[rank] = state.best(rank)
     return state.rows
 
 

@@ -12,22 +12,20 @@ from octojax.schedules.rows import (
 
 
 def zero_bubble_h2(ranks: int, microbatches: int, chunks: int) -> Schedule:
-    """Returns min(2(p-r)-1, m) forwards before the first I, and W(j) after I(j+2r).
+    """Returns min(2(p-r)-1, m) forwards before the first I, and W as late as memory allows.
 
-    A rank then holds 2p-1 microbatches until W, whatever its place: the weight gradients that
-    late ranks put off are what fills their drain.
+    A rank holds k = min(2p-1, m) microbatches until W, whatever its place: W(j) comes after
+    I(j+2r) (for m >= 2p-1), and the weight gradients that late ranks put off fill their drain.
     """
-    return schedule(
-        with_deferred_weights(
-            warm_steady_cool(
-                [forward(r, i) for i in range(microbatches)],
-                [backward(r, i) for i in range(microbatches)],
-                2 * (ranks - 1 - r),
-            ),
-            delay=2 * r,
-        )
-        for r in range(ranks)
-    )
+    held = min(2 * ranks - 1, microbatches)
+    order = range(microbatches)
+    rows = []
+    for r in range(ranks):
+        warmup = min(2 * (ranks - 1 - r), held - 1)
+        forwards, backwards = [forward(r, i) for i in order], [backward(r, i) for i in order]
+        row = warm_steady_cool(forwards, backwards, warmup)
+        rows.append(with_deferred_weights(row, delay=held - 1 - warmup))
+    return schedule(rows)
 
 
 FAMILIES = (
