@@ -44,7 +44,7 @@ def choose_residuals(
     `existing` are in memory already, and would only be held for longer: they are preferred.
     """
     made = makers(eqns)
-    free = set().union(*(_from_alone(eqns, some) for some in sources))
+    free = set().union(*(from_alone(eqns, some) for some in sources))
     stored = {v for v in wanted if v not in at_hand and v not in free}
     todo = sorted(stored, key=lambda v: made.get(v, -1))
     while todo:  # the latest first, so that a source is looked at after all that it serves
@@ -77,7 +77,7 @@ def _repeated(
     return tuple(sorted(repeated))
 
 
-def _from_alone(eqns: Sequence[JaxprEqn], sources: set[Var]) -> set[Var]:
+def from_alone(eqns: Sequence[JaxprEqn], sources: set[Var]) -> set[Var]:
     """Returns the values that cheap operations make of the sources and literals."""
     free: set[Var] = set()
     for eqn in eqns:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from jax.extend.core import JaxprEqn, Var
 
+from octojax.jaxprs.choose_residuals import from_alone
 from octojax.jaxprs.dataflow import Atom, free_vars, is_var, makers, needed_for, var_bytes
-from octojax.jaxprs.operations import contraction_work, is_contraction, is_opaque
+from octojax.jaxprs.operations import VIEWS, contraction_work, is_contraction, is_opaque
 
 MIN_WORK_PER_BYTE = 1.5
 """Operations a contraction must do per byte kept for it, or it is finished in I.
@@ -51,15 +52,15 @@ def partition_backward(
     live = needed_for(eqns, [*urgent, *deferrable])
     tail = sorted(live - needed)
     second: set[int] = set()
-    kept = set(at_hand)
+    kept = at_hand | from_alone(eqns, set())
     for group in _groups(eqns, tail, made):
         work = sum(contraction_work(eqns[at]) for at in group)
         crossing = {
-            v
+            _root(eqns, made, v)
             for at in group
             for v in eqns[at].invars
-            if is_var(v) and made.get(v) not in group and v not in kept
-        }
+            if is_var(v) and made.get(v) not in group
+        } - kept
         if work >= MIN_WORK_PER_BYTE * sum(map(var_bytes, crossing)):
             second |= group
             kept |= crossing
@@ -102,6 +103,19 @@ def _groups(eqns: Sequence[JaxprEqn], tail: Sequence[int], made: dict[Var, int])
             groups.remove(other)
         groups.append(group)
     return sorted(groups, key=lambda g: -sum(contraction_work(eqns[at]) for at in g))
+
+
+def _root(eqns: Sequence[JaxprEqn], made: dict[Var, int], value: Var) -> Var:
+    """Returns what would be kept for the value: the smallest of those it is a view of."""
+    best = value
+    while value in made and eqns[made[value]].primitive.name in VIEWS:
+        operand = eqns[made[value]].invars[0]
+        if not is_var(operand):
+            break
+        value = operand
+        if var_bytes(value) <= var_bytes(best):
+            best = value
+    return best
 
 
 def _stops(eqn: JaxprEqn) -> bool:
