@@ -78,25 +78,32 @@ def several() -> bool:
     return jax.process_count() > 1
 
 
+def everyone(text: str, topic: str = "step") -> list[str]:
+    """Returns what each process has brought to this meeting, by process number.
+
+    All processes call this in the same order. Raises `ExecutionError` if one does not answer
+    in time.
+    """
+    if not several():
+        return [text]
+    client = compat.distributed_client()
+    key = f"octopipe/{_next_number()}/{topic}"
+    client.key_value_set(f"{key}/{jax.process_index()}", text)
+    return [_get(client, f"{key}/{p}", p, topic) for p in range(jax.process_count())]
+
+
 def agree(facts: Mapping[str, str], topic: str = "step") -> None:
     """Returns when every process has brought the same `facts` (name to text).
 
     Raises `MeshError` naming each fact that differs, and between which processes;
     `ExecutionError` if a process does not answer in time.
     """
-    if not several():
-        return
     brief = {name: _short(text) for name, text in facts.items()}
-    mine, count = jax.process_index(), jax.process_count()
-    client = compat.distributed_client()
-    number = _next_number()
-    key = f"octopipe/{topic}/{number}"
-    client.key_value_set(f"{key}/{mine}", json.dumps(brief))
-    theirs = {p: json.loads(_get(client, f"{key}/{p}", p, topic)) for p in range(count)}
+    theirs = [json.loads(found) for found in everyone(json.dumps(brief), topic)]
     first = theirs[0]
     different = [
         f"{name}: process 0 has {first.get(name)}, process {p} has {found.get(name)}"
-        for p, found in theirs.items()
+        for p, found in enumerate(theirs)
         for name in sorted({*first, *found})
         if found.get(name) != first.get(name)
     ]

@@ -10,6 +10,7 @@ the pair, so that afterwards the target holds the value. All leaves travel in on
 
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from octojax.errors import ExecutionError
 from octojax.executor.instructions import Transfer
+from octojax.executor.record import TransferClock
 from octojax.executor.transport import Arrays, Mailboxes, Stopped
 from octojax.mesh import PipelineMesh, Rank
 from octojax.programs.build import Job, compile_all
@@ -50,6 +52,7 @@ class PairPermute:
         self.lanes = [self._lane(t) for t in transfers]
         self.orders: dict[Any, queue.SimpleQueue[tuple[int, ...] | None]] = {}
         self.busy = _Count()
+        self.clock: TransferClock | None = None
         for lane in dict.fromkeys(x for x in self.lanes if x is not None):
             self.orders[lane] = queue.SimpleQueue()
             name = f"octopipe transfers {lane}"
@@ -105,8 +108,11 @@ class PairPermute:
         transfer, link = self.transfers[number], self.links[number]
         here = transfer.source in self.local
         values = self.outgoing.get(number) if here else None
+        start = time.monotonic()
         try:
             moved = link.move(values)
+            if self.clock is not None:
+                jax.block_until_ready(moved)
         except Exception as error:
             ends = (transfer.source, transfer.target)
             mine, peer = ends if here else ends[::-1]
@@ -115,6 +121,8 @@ class PairPermute:
                 f"{ends[1]} broke off. The process of rank {peer} has probably ended: see what it "
                 f"printed last. ({str(error).splitlines()[0]})"
             ) from error
+        if self.clock is not None:
+            self.clock.note(number, start, time.monotonic())
         if transfer.target in self.local:
             self.arrived.put(number, moved)
 

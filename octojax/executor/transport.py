@@ -16,6 +16,7 @@ import jax
 from octojax.compat import copy_to
 from octojax.errors import ExecutionError
 from octojax.executor.instructions import Transfer
+from octojax.executor.record import TransferClock
 
 Arrays = Sequence[jax.Array]
 
@@ -26,6 +27,9 @@ class Transport(Protocol):
     def send(self, number: int, values: Arrays) -> None: ...
 
     def receive(self, number: int) -> Arrays: ...
+
+    clock: TransferClock | None
+    """Where the times of transfers are noted; None: nowhere, and nothing waits to see them."""
 
     def begin(self, order: Sequence[int]) -> None:
         """Called before any rank starts: these transfers will happen, in an order like this.
@@ -107,6 +111,7 @@ class DevicePut:
         self.mail = Mailboxes(transfers, timeout_s)
         self.copies = [copy_to(tuple(where)) for where in shardings]
         self.waits = jax.default_backend() == "cpu"
+        self.clock: TransferClock | None = None
 
     def begin(self, order: Sequence[int]) -> None:
         self.mail.clear()
@@ -119,7 +124,12 @@ class DevicePut:
         if self.waits:
             for value in values:
                 value.block_until_ready()
-        return self.copies[number](values)
+        if self.clock is None:
+            return self.copies[number](values)
+        start = time.monotonic()
+        copied = jax.block_until_ready(self.copies[number](values))
+        self.clock.note(number, start, time.monotonic())
+        return copied
 
     def abort(self, error: BaseException) -> None:
         self.mail.abort(error)
