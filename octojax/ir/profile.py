@@ -2,6 +2,7 @@
 
 import json
 import math
+import numbers
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class LayerCost:
         for name, value in asdict(self).items():
             if name == "kind" or value is None:
                 continue
-            if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            if not _is_number(value) or not math.isfinite(value) or value < 0:
                 raise ProfileError(
                     f"layer of kind {self.kind!r}: {name} = {value!r}, "
                     f"expected a finite number >= 0"
@@ -198,7 +199,7 @@ class Profile:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 _NEEDED = ("kind", "forward_s", "input_grad_s", "weight_grad_s")

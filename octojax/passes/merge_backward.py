@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from octojax.ir import Action, Item, Kind, Schedule
 from octojax.passes.rewriting import PlanOrSchedule, rewritten
@@ -31,7 +32,7 @@ class MergeBackward:
     def _row(self, items: tuple[Item, ...]) -> Iterator[Item]:
         joined = {
             weight
-            for item, after in zip(items, (*items[1:], None), strict=True)
+            for item, after in zip_longest(items, items[1:])
             if (weight := _weight_of(item)) is not None
             and (weight == after if self.only_adjacent else weight in items)
         }

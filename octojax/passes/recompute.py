@@ -6,6 +6,7 @@ a gradient anyway, drop what gains nothing, and let forwards use the memory that
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from octojax.errors import PlanError
 from octojax.ir import Action, Item, Kind, Machine, Plan, Profile, Schedule
 from octojax.ir.lowering import actions_of
 from octojax.simulate.costs import StageCosts
-from octojax.simulate.evaluate import evaluate, trace
+from octojax.simulate.evaluation import evaluate, trace
 from octojax.simulate.links import Links
 from octojax.simulate.simulator import costs_of
 from octojax.simulate.table import Table
@@ -86,7 +87,7 @@ def _redundant(schedule: Schedule) -> set[int]:
     """Returns the stages whose every forward is followed at once by its own backward."""
     found: dict[int, bool] = {}
     for items in schedule.ranks:
-        for item, after in zip(items, (*items[1:], None), strict=True):
+        for item, after in zip_longest(items, items[1:]):
             for action in actions_of(item):
                 if action.kind is Kind.FORWARD:
                     own = [Action(action.stage, kind, action.microbatch) for kind in _BACKWARD]

@@ -1,0 +1,254 @@
+"""Every record's text and file form gives the record back, and bad input says what is wrong."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octojax.errors import FormatError, PlanError, ProfileError
+from octojax.ir import (
+    Action,
+    Kind,
+    LayerCost,
+    Machine,
+    Overlap,
+    Partition,
+    Placement,
+    Plan,
+    Profile,
+    Schedule,
+    parse_action,
+    parse_item,
+)
+from tests.simulate.random_tables import SETTINGS, tables
+
+counts = st.integers(0, 10**6)
+bare = (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)
+actions = st.one_of(
+    st.builds(Action, counts, st.sampled_from([k for k in Kind if k not in bare]), counts),
+    st.builds(Action, counts, st.sampled_from(bare)),
+)
+items = st.one_of(
+    actions,
+    st.builds(
+        Overlap,
+        st.builds(Action, counts, st.just(Kind.FORWARD), counts),
+        st.builds(Action, counts, st.just(Kind.BACKWARD), counts),
+    ),
+)
+schedules = st.lists(st.lists(items, max_size=8).map(tuple), min_size=1, max_size=5).map(
+    lambda rows: Schedule(tuple(rows))
+)
+seconds = st.floats(0, 1e6)
+sizes = st.integers(0, 2**50)
+
+
+@given(items)
+def test_items(item):
+    assert parse_item(str(item)) == item
+
+
+@given(schedules)
+def test_schedules_as_text(schedule):
+    assert Schedule.parse(str(schedule)) == schedule
+    assert Schedule.parse(str(schedule) + "\n") == schedule
+
+
+@given(schedules)
+def test_schedules_as_csv(schedule):
+    assert Schedule.from_csv(schedule.to_csv()) == schedule
+
+
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=9).map(tuple).map(Partition))
+def test_partitions(partition):
+    assert Partition.parse(str(partition)) == partition
+    assert [len(partition.layers(s)) for s in range(partition.num_stages)] == list(partition.sizes)
+    assert partition.bounds[-1] == partition.num_layers
+
+
+@st.composite
+def placements(draw):
+    ranks = draw(st.integers(1, 6))
+    holders = st.lists(st.integers(0, ranks - 1), min_size=1, max_size=2, unique=True).map(tuple)
+    return Placement(tuple(draw(st.lists(holders, min_size=1, max_size=9))), ranks)
+
+
+@given(placements())
+def test_placements(placement):
+    assert Placement.parse(str(placement), placement.num_ranks) == placement
+    held = placement.ranks
+    for stage, ranks in enumerate(placement.stages):
+        assert [r for r in range(placement.num_ranks) if stage in held[r]] == sorted(ranks)
+
+
+@st.composite
+def plans(draw):
+    schedule = draw(tables())
+    stages = schedule.num_stages
+    sizes_ = draw(st.lists(st.integers(1, 9), min_size=stages, max_size=stages))
+    flags = draw(st.one_of(st.just(()), st.lists(st.booleans(), min_size=stages, max_size=stages)))
+    name = draw(st.text("abc -_0", max_size=9)).strip()
+    flags = tuple(flags) if any(flags) else ()
+    return Plan(Partition(tuple(sizes_)), schedule.placement, schedule, flags, name)
+
+
+@settings(**SETTINGS)
+@given(plans())
+def test_plans(plan):
+    assert Plan.parse(str(plan)) == plan
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_plan_file(tmp_path):
+    plan = Plan(Partition((2, 1)), Placement.sequential(2), Schedule.parse("0F0 0B0\n1F0 1B0"))
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    idle = Plan(Partition((3,)), Placement.of((0,), 2), Schedule.parse("0F0 0B0\n-"))
+    idle.save(tmp_path / "idle.json")
+    assert Plan.load(tmp_path / "idle.json") == idle
+
+
+layers = st.builds(
+    LayerCost,
+    st.text("abc+", min_size=1, max_size=5),
+    seconds, seconds, seconds, sizes, sizes, sizes, sizes, sizes, st.none() | seconds,
+)  # fmt: skip
+positive = st.floats(1e-9, 1e12)
+machines = st.builds(
+    Machine,
+    name=st.text("abc ", max_size=5),
+    capacity_bytes=st.just(math.inf) | positive,
+    latency_s=seconds,
+    bandwidth_bytes_per_s=st.just(math.inf) | positive,
+    host_cost_s=seconds,
+    speeds=st.lists(positive, max_size=3).map(tuple),
+    ranks_per_node=st.none() | st.integers(1, 8),
+    inter_latency_s=st.none() | seconds,
+    inter_bandwidth_bytes_per_s=st.none() | positive,
+)
+
+
+@given(
+    st.builds(Profile, st.text("ab"), st.lists(layers, min_size=1, max_size=4).map(tuple), machines)
+)
+def test_profiles(profile):
+    assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+
+
+def test_profile_keeps_what_it_does_not_know(tmp_path):
+    data = {
+        "name": "x", "pattern": "M-", "ranks": 2, "microbatches": 4,
+        "layers": [{"kind": "a", "forward_s": 1, "input_grad_s": 1, "weight_grad_s": 1}],
+    }  # fmt: skip
+    profile = Profile.from_json(data)
+    assert (profile.ranks, profile.microbatches, dict(profile.extra)) == (2, 4, {"pattern": "M-"})
+    profile.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == profile
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("F3", "cannot read 'F3' as an action"),
+        ("3F", "F takes a microbatch number"),
+        ("3UNSHARD2", "UNSHARD takes no microbatch"),
+        ("3X2", "expected <stage><kind><microbatch>"),
+        ("-1F2", "cannot read"),
+    ],
+)
+def test_bad_actions(text, message):
+    with pytest.raises(FormatError, match=message):
+        parse_action(text)
+
+
+def test_bad_pairs():
+    with pytest.raises(FormatError, match="forward;full backward"):
+        parse_item("(0B3;3F5)OVERLAP_F_B")
+
+
+def test_bad_csv_names_file_row_and_cell():
+    with pytest.raises(FormatError, match=r"t\.csv: row 1 \(rank 1\), cell 2: cannot read '1Q0'"):
+        Schedule.from_csv("0F0,0B0\n1F0,1B0,1Q0\n", "t.csv")
+    with pytest.raises(FormatError, match=r"t\.csv: empty table"):
+        Schedule.from_csv("", "t.csv")
+
+
+GOOD = {"version": 1, "partition": [1], "placement": [[0]], "schedule": ["0F0 0B0"], "ranks": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 9}, "plan version 9, this octojax reads 1"),
+        ({"partition": "1"}, "'partition' must be a list of layers per stage"),
+        ({"partition": [1.5]}, "'partition' must be"),
+        ({"placement": [0]}, "'placement' must be a list of lists of ranks"),
+        ({"schedule": "0F0"}, "'schedule' must be a list of text"),
+        ({"schedule": [1]}, "'schedule' must be"),
+        ({"recompute": [1]}, "'recompute' must be"),
+        ({"ranks": "2"}, "'ranks' must be a whole number"),
+        ({"name": 3}, "'name' must be text"),
+        ({"schedule": ["0F0 zero"]}, r"row 0 \(rank 0\), cell 1"),
+    ],
+)
+def test_bad_plan_files(change, message):
+    with pytest.raises(FormatError, match=message):
+        Plan.from_json(GOOD | change, "p.json")
+
+
+def test_plans_that_do_not_fit_together():
+    Plan.from_json(GOOD)
+    with pytest.raises(PlanError, match="partition has 2 stages"):
+        Plan.from_json(GOOD | {"partition": [1, 1]})
+    with pytest.raises(PlanError, match="rank 3, but there are only 1 ranks"):
+        Plan.from_json(GOOD | {"placement": [[3]]})
+    with pytest.raises(PlanError, match="the schedule has 1 rows, the placement 2 ranks"):
+        Plan.from_json(GOOD | {"ranks": 2})
+    with pytest.raises(PlanError, match="recompute has 2 entries for 1 stages"):
+        Plan.from_json(GOOD | {"recompute": [True, False]})
+    with pytest.raises(PlanError, match="leaves stage"):
+        Plan.from_json(GOOD | {"partition": [0]})
+    for broken in ([], {"version": 1}):
+        with pytest.raises(FormatError):
+            Plan.from_json(broken)
+
+
+LAYER = {"kind": "a", "forward_s": 1, "input_grad_s": 1, "weight_grad_s": 1}
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        ([], FormatError, "a profile is a JSON object, found list"),
+        ({"layers": 3}, FormatError, "lacks its list of 'layers'"),
+        ({"layers": []}, ProfileError, "has no layers"),
+        ({"layers": [3]}, FormatError, "layer 0: expected an object, found int"),
+        ({"layers": [{"kind": "a"}]}, FormatError, r"layer 0: missing \['forward_s'"),
+        ({"layers": [LAYER | {"x": 1}]}, FormatError, r"unknown \['x'\]"),
+        (
+            {"layers": [LAYER | {"forward_s": -1}]},
+            ProfileError,
+            "forward_s = -1, expected a finite",
+        ),
+        ({"layers": [LAYER | {"forward_s": "1"}]}, ProfileError, "forward_s = '1'"),
+        ({"layers": [LAYER], "machine": 3}, FormatError, "machine: expected an object"),
+        ({"layers": [LAYER], "machine": {"x": 1}}, FormatError, r"machine: unknown \['x'\]"),
+        ({"layers": [LAYER], "machine": {"latency_s": "1"}}, ProfileError, "latency_s = '1'"),
+        ({"layers": [LAYER], "machine": {"latency_s": -1}}, ProfileError, "latency_s = -1, < 0"),
+        ({"layers": [LAYER], "machine": {"speeds": [0]}}, ProfileError, "speeds must be > 0"),
+        ({"layers": [LAYER], "machine": {"speeds": 1}}, ProfileError, "is not a number per rank"),
+        ({"layers": [LAYER], "version": 2}, FormatError, "profile version 2"),
+    ],
+)
+def test_bad_profiles(data, error, message):
+    with pytest.raises(error, match=message):
+        Profile.from_json(data)
+
+
+def test_files_that_are_not_json(tmp_path):
+    (tmp_path / "x.json").write_text("{")
+    for record in (Plan, Profile):
+        with pytest.raises(FormatError, match=r"x\.json: not JSON"):
+            record.load(tmp_path / "x.json")
