@@ -70,8 +70,10 @@ def _split_branch(
     first = [branch.eqns[at] for at in cut.first]
     second = [branch.eqns[at] for at in cut.second]
     ends = [branch.outvars[i] for i in moved]
-    kept = choose_residuals(first, free_vars(second, ends), set(branch.invars))
-    return first, [*(first[at] for at in kept.repeated), *second], kept.values
+    operands = frozenset(branch.invars)
+    kept = choose_residuals(first, free_vars(second, ends), set(), existing=operands)
+    new = tuple(v for v in kept.values if v not in operands)
+    return first, [*(first[at] for at in kept.repeated), *second], new
 
 
 def _share(kept: Sequence[Sequence[Var]]) -> tuple[list[Var], list[list[int]]]:
