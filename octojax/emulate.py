@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from octojax.errors import MeshError
 from octojax.executor.instructions import Do, Instruction, RankProgram, StepProgram
 from octojax.executor.lower import lower
 from octojax.executor.record import Span, TransferClock, action_spans, measured
@@ -59,7 +58,7 @@ def emulate(
     steps: int = 3,
     mesh: PipelineMesh | None = None,
     transport_name: str = "auto",
-    timeout_s: float = 60.0,
+    timeout: float = 60.0,
 ) -> Emulation:
     """Returns what `steps` emulated steps of `plan` took, after one that does not count.
 
@@ -76,7 +75,7 @@ def emulate(
     sizes = [max(1, round(float(b) / 4)) for b in costs.output_bytes]
     step = _lowered(plan, sizes)
     values = [[_payload(sizes, t.kind, t.stage, mesh, t.target)] for t in step.transfers]
-    moves = transport(transport_name, timeout_s)(step.transfers, values, mesh)
+    moves = transport(transport_name, timeout)(step.transfers, values, mesh)
     local = [step.ranks[r] for r in mesh.local_ranks]
     threads = RankThreads([r.rank for r in local])
     durations = _durations(plan, profile, costs, scale)
@@ -255,13 +254,3 @@ def _program(stage: int, kind: Kind, reads: Sequence[End], writes: Sequence[End]
 
     jaxpr = jax.make_jaxpr(zeros)(*shapes)
     return Program(kind, jaxpr, tuple(r for r, _ in reads), tuple(w for w, _ in writes))
-
-
-def check_ranks(plan: Plan, processes: int) -> int:
-    """Returns the ranks per process. Raises `MeshError` if they do not divide."""
-    if processes < 1 or plan.num_ranks % processes:
-        raise MeshError(
-            f"{plan.num_ranks} ranks cannot be spread over {processes} processes evenly; use "
-            f"-n with a divisor of {plan.num_ranks}"
-        )
-    return plan.num_ranks // processes

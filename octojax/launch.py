@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -50,6 +50,7 @@ def launch(
     port: int | None = None,
     timeout_s: float = 60.0,
     pin: bool = False,
+    echo: Callable[[int, str], None] | None = None,
 ) -> tuple[Exit, ...]:
     """Returns how each of `num_processes` copies of `python *arguments` ended.
 
@@ -57,19 +58,20 @@ def launch(
     and finds its peers through the environment. Output is passed on line by line with the
     process id in front. Once a process fails, the others get `timeout_s` seconds to end with
     an error of their own; then they are ended. Ctrl-C ends them all. With `pin`, process i is
-    bound to core i modulo the number of cores.
+    bound to core i modulo the number of cores. `echo(process_id, line)` takes the output in
+    place of standard output; calls come one at a time.
 
     Raises `ValueError` for fewer than one process and for a port that is in use.
     """
     if num_processes < 1:
         raise ValueError(f"launch needs at least 1 process, asked for {num_processes}")
     address = f"127.0.0.1:{_free_port(port)}"
-    lock = threading.Lock()
+    told = _serialised(echo or _print)
     children: list[_Child] = []
     try:
         for process_id in range(num_processes):
             env = _environment(address, num_processes, process_id, devices_per_process, timeout_s)
-            children.append(_start(arguments, env, process_id, lock, pin))
+            children.append(_start(arguments, env, process_id, told, pin))
         return _wait(children, timeout_s)
     finally:
         _end(children)
@@ -103,7 +105,11 @@ def _environment(
 
 
 def _start(
-    arguments: Sequence[str], env: dict[str, str], process_id: int, lock: threading.Lock, pin: bool
+    arguments: Sequence[str],
+    env: dict[str, str],
+    process_id: int,
+    echo: Callable[[int, str], None],
+    pin: bool,
 ) -> _Child:
     popen = subprocess.Popen(
         [sys.executable, *arguments],
@@ -117,19 +123,29 @@ def _start(
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(popen.pid, {cores[process_id % len(cores)]})
     assert popen.stdout is not None
-    reader = threading.Thread(
-        target=_pass_on, args=(popen.stdout, f"[{process_id}] ", lock), daemon=True
-    )
+    reader = threading.Thread(target=_pass_on, args=(popen.stdout, process_id, echo), daemon=True)
     reader.start()
     return _Child(process_id, popen, reader)
 
 
-def _pass_on(stream: IO[bytes], prefix: str, lock: threading.Lock) -> None:
+def _pass_on(stream: IO[bytes], process_id: int, echo: Callable[[int, str], None]) -> None:
     with stream:
         for line in stream:
-            with lock:
-                sys.stdout.write(prefix + line.decode(errors="replace"))
-                sys.stdout.flush()
+            echo(process_id, line.decode(errors="replace").rstrip("\n"))
+
+
+def _serialised(echo: Callable[[int, str], None]) -> Callable[[int, str], None]:
+    lock = threading.Lock()
+
+    def one_at_a_time(process_id: int, line: str) -> None:
+        with lock:
+            echo(process_id, line)
+
+    return one_at_a_time
+
+
+def _print(process_id: int, line: str) -> None:
+    print(f"[{process_id}] {line}", flush=True)
 
 
 def _wait(children: list[_Child], timeout_s: float) -> tuple[Exit, ...]:

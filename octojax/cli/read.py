@@ -18,6 +18,17 @@ def read_profile(path: str) -> Profile:
     return Profile.load(path)
 
 
+def read_plan(path: str, profile: str) -> Plan:
+    """Returns the plan in `path`; a bare table is cut uniformly for the layers of `profile`."""
+    from octojax.simulate import uniform_partition
+
+    found = read_schedule(path)
+    if isinstance(found, Plan):
+        return found
+    layers = read_profile(profile).num_layers
+    return Plan(uniform_partition(layers, found.num_stages), found.placement, found, name=path)
+
+
 def _expect_text(path: str) -> None:
     if not Path(path).is_file():
         what = "is a folder" if Path(path).is_dir() else "does not exist"

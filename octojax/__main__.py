@@ -1,0 +1,5 @@
+"""`python -m octojax` is the `octopipe` command."""
+
+from octojax.cli import main
+
+main()
