@@ -270,11 +270,12 @@ def _fit(template: Any, stored: Mapping[tuple[str, ...], Any], root: Path, name:
     for key, leaf in wanted.items():
         if key not in stored:
             continue
-        value, dtype = stored[key], jax.numpy.result_type(leaf)
-        if (value.shape, value.dtype) != (np.shape(leaf), getattr(leaf, "dtype", dtype)):
+        value = stored[key]
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else jax.numpy.result_type(leaf)
+        if (value.shape, value.dtype) != (np.shape(leaf), dtype):
             wrong.append(
                 f"{'.'.join(key)} is {value.dtype}{list(value.shape)} in the file, "
-                f"expected {getattr(leaf, 'dtype', dtype)}{list(np.shape(leaf))}"
+                f"expected {dtype}{list(np.shape(leaf))}"
             )
     if wrong:
         raise FormatError(

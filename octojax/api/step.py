@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jax
 import optax
 
+from octojax.api import saving
 from octojax.api.options import options_of
 from octojax.api.pipelined import Held, PipelinedLoss
 from octojax.api.reference import reference
@@ -67,14 +69,14 @@ class TrainStep:
         held = self.loss.place(
             pure.params if params is None else params, pure.state if state is None else state
         )
-        return TrainState(held, self._update.init(self._optimized(held.units)), 0)
+        return TrainState(held, self.update.init(self._optimized(held.units)), 0)
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
         """Returns the state after one optimizer step on `batch`, and the step's metrics."""
         loss = self.loss
         results, value, aux = loss.run(loss.trainer, state.held, batch)
         carried, counters = loss.next_state(state.held, results)
-        new, opt_state, scalars = self._update.apply(
+        new, opt_state, scalars = self.update.apply(
             self._optimized(state.held.units), self._gradients(results), state.opt_state
         )
         units = list(state.held.units)
@@ -122,6 +124,22 @@ class TrainStep:
         """
         return self.loss.pure.merge(self.params(state), self.module_state(state))
 
+    def save(self, path: str | Path, state: TrainState, *, overwrite: bool = False) -> None:
+        """Writes a checkpoint to the folder `path`; see `octojax.checkpoint`.
+
+        Parameters and optimizer state are stored as the user's trees, so that the checkpoint
+        reloads under any plan, and without octojax. Every process must call this.
+        """
+        saving.save(self, path, state, overwrite)
+
+    def restore(self, path: str | Path) -> TrainState:
+        """Returns the training state in a checkpoint, placed as this step's plan says.
+
+        Raises `FormatError` naming every leaf that does not fit this model and optimizer.
+        """
+        params, module_state, opt_state, count = saving.restore(self, path)
+        return TrainState(self.loss.place(params, module_state), opt_state, count)
+
     # ------------------------------------------------------------------ the update
 
     @cached_property
@@ -138,7 +156,8 @@ class TrainStep:
         return [units[u] for u in self._trained]
 
     @cached_property
-    def _update(self) -> Update:
+    def update(self) -> Update:
+        """The optimizer update, spread over the ranks."""
         loss, staged = self.loss, self.loss.staged
         leaves: dict[int, list[Any]] = {}
         for unit in self._trained:
@@ -194,5 +213,5 @@ def compile(
     pure = adapt(model, loss_fn, params, trainable=trainable, state=state)
     loss = PipelinedLoss(pure, batch, options_of(model, **options), mesh)
     step = TrainStep(loss, optimizer)
-    _ = step._update, loss.trainer
+    _ = step.update, loss.trainer
     return step
