@@ -27,7 +27,8 @@ class Step:
     """One activation equation, as far as cutting is concerned.
 
     `live_bytes` cross a cut after it, `made_bytes` are its own results. `reads_params` says
-    whether it reads values made of parameters alone.
+    whether it reads values made of parameters alone, `begins` whether it looks like the start
+    of a layer (a norm), so that it never closes the layer before it.
     """
 
     live_bytes: int
@@ -36,6 +37,7 @@ class Step:
     heavy: bool
     reads_params: bool
     embeds: bool = False
+    begins: bool = False
     marked: bool = False
 
 
@@ -95,17 +97,18 @@ def _candidates(steps: Sequence[Step]) -> list[int]:
 def _narrowest(steps: Sequence[Step], start: int, stop: int) -> int:
     """The position in `[start, stop)` to cut at: the first run of least width, to its end.
 
-    Then on over whatever reads no parameters: an activation function stays with its matrix,
-    a norm with scale goes with the layer that it feeds.
+    Then on over whatever reads no parameters: a bias and an activation function stay with
+    their matrix, a norm goes with the layer that it feeds.
     """
     least = min(step.live_bytes for step in steps[start:stop]) * TOLERANCE
     position = next(p for p in range(start, stop) if steps[p].live_bytes <= least)
-    while position + 1 < stop and steps[position + 1].live_bytes <= least:
-        position += 1
+    run = True  # unbroken so far
     for p in range(position + 1, stop):
-        if steps[p].reads_params:
+        narrow = steps[p].live_bytes <= least
+        run = run and narrow
+        if steps[p].begins or (steps[p].reads_params and not run):
             break
-        if steps[p].live_bytes <= least:
+        if narrow:
             position = p
     return position
 

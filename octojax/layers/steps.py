@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from jax.extend.core import JaxprEqn, Var
 
 from octojax import compat
-from octojax.jaxprs.count import is_heavy, operations
+from octojax.jaxprs.count import is_heavy, operations, sub_jaxprs
 from octojax.layers import classify
 from octojax.layers.borders import Step
 from octojax.layers.boundary import MARK
@@ -62,7 +62,8 @@ def _live(
 
 def _step(eqn: JaxprEqn, depends: Classes, alive: tuple[Var, ...]) -> Step:
     from_params = [classify.of(depends, x) == Depends.PARAM for x in eqn.invars]
-    embeds = eqn.primitive.name == "gather" and from_params[0]
+    name = eqn.primitive.name
+    embeds = name == "gather" and from_params[0]
     return Step(
         live_bytes=sum(compat.num_bytes(v.aval) for v in alive),
         made_bytes=sum(compat.num_bytes(v.aval) for v in eqn.outvars),
@@ -70,5 +71,6 @@ def _step(eqn: JaxprEqn, depends: Classes, alive: tuple[Var, ...]) -> Step:
         heavy=embeds or is_heavy(eqn),
         reads_params=any(from_params),
         embeds=embeds,
-        marked=eqn.primitive.name == "name" and eqn.params.get("name") == MARK,
+        begins=name.startswith("reduce") or (any(from_params) and any(sub_jaxprs(eqn))),
+        marked=name == "name" and eqn.params.get("name") == MARK,
     )
