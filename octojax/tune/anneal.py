@@ -7,7 +7,7 @@ its first arrival on) is hopeless is dropped before a schedule is built.
 import numpy as np
 from numba import njit
 
-from octojax.tune.candidate import KNOBS, evaluate
+from octojax.tune.candidate import anchored, evaluate
 
 MOVES = (
     "relocate a layer",
@@ -18,7 +18,7 @@ MOVES = (
     "shift the ranks of a run of layers",
     "exchange the ranks of two stages",
     "split or join stages",
-    "turn a knob",
+    "shift whole kinds",
     "shift priorities",
     "recompute or keep",
     "fuse or split a backward",
@@ -29,50 +29,57 @@ PHASE_OF_MOVE = (0, 0, 0, 1, 0, 0, 1, 0, 2, 2, 2, 2)
 
 @njit(cache=True, nogil=True)
 def anneal(
-    rank_L, cut_L, recompute_L, fused_L, shift_LK, knobs, costs_4L, bytes_4L, speed_P, latency_PP,
-    s_per_byte_PP, host_s, capacity_P, microbatches, period, weights, steps, hot, cold, seed,
-    current_s,
+    rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
+    latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, weights, steps, hot, cold, seed,
 ):  # fmt: skip
-    """Returns `(makespan, *arrays of the best candidate, *arrays of the last, its makespan,
+    """Returns `(makespan, best candidate's arrays, last makespan, last candidate's arrays,
     evaluations per phase)`.
 
-    `weights` chances of the moves (cumulated, last is 1). `steps` moves, at temperatures from
-    `hot` to `cold` seconds. `current_s` is the start's makespan, or negative: unknown.
+    `weights` are the cumulated chances of the moves (the last is 1). Makes `steps` moves at
+    temperatures from `hot` to `cold` seconds.
     """
     np.random.seed(seed)
     layers, ranks = rank_L.shape[0], speed_P.shape[0]
-    out_N4 = np.empty((3 * layers * microbatches, 4), np.int64)
+    out_N4 = np.zeros((3 * layers * microbatches, 4), np.int64)
     start_N, peak_P = np.empty(3 * layers * microbatches), np.empty(ranks)
-    now = (rank_L, cut_L, recompute_L, fused_L, shift_LK, knobs)
     counts = np.zeros(3, np.int64)
-    current = current_s
-    if current < 0:
-        current = evaluate(
-            rank_L, cut_L, recompute_L, fused_L, shift_LK, knobs, costs_4L, bytes_4L, speed_P,
-            latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, period,
-            out_N4, start_N, peak_P,
-        )  # fmt: skip
-        counts[2] += 1
+    current = evaluate(
+        rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
+        latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, out_N4, start_N, peak_P,
+    )  # fmt: skip
+    now = (rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s)
     best, kept = current, now
-    total = costs_4L[0].sum()
+    if current < np.inf:
+        stages = 1
+        for layer in range(1, layers):
+            stages += cut_L[layer] or rank_L[layer] != rank_L[layer - 1]
+        actions = 3 * stages * microbatches
+        if not fused_L.any():
+            keys = anchored(rank_L, cut_L, key_LKM, out_N4, start_N, actions)
+            now = (rank_L, cut_L, recompute_L, fused_L, keys, patience_s)
     for step in range(steps):
         heat = hot * (cold / hot) ** (step / steps)
-        r, c, x, u, n, k = (
-            now[0].copy(), now[1].copy(), now[2].copy(), now[3].copy(), now[4].copy(),
-            now[5].copy(),
-        )  # fmt: skip
         dice = np.random.random()
         move = 0
         while weights[move] < dice:
             move += 1
-        _change(move, r, c, x, u, n, k, ranks, total)
+        r, c, x, u, n, k = now
+        if move <= 7:
+            r, c, x, u = r.copy(), c.copy(), x.copy(), u.copy()
+            _regroup(move, r, c, x, u, ranks)
+        elif move <= 9:
+            n, k = n.copy(), k.copy()
+            _reprioritize(move, n, k, best)
+        else:
+            x, u = x.copy(), u.copy()
+            _toggle(r, c, x if move == 10 else u)
         if move < 7:
             hope = least_makespan(r, costs_4L, speed_P, host_s, microbatches)
             if hope > current + 5 * heat:
                 continue
         made = evaluate(
             r, c, x, u, n, k, costs_4L, bytes_4L, speed_P, latency_PP, s_per_byte_PP, host_s,
-            capacity_P, microbatches, period, out_N4, start_N, peak_P,
+            capacity_P, microbatches, out_N4, start_N, peak_P,
         )  # fmt: skip
         counts[PHASE_OF_MOVE[move]] += 1
         if made == np.inf:
@@ -85,8 +92,8 @@ def anneal(
 
 
 @njit(cache=True, nogil=True)
-def _change(move, r, c, x, u, n, k, ranks, total):
-    """Changes one thing in place, see `MOVES`."""
+def _regroup(move, r, c, x, u, ranks):
+    """Changes ranks or borders in place, see `MOVES`; flags follow their stages."""
     layers = r.shape[0]
     a = np.random.randint(layers)
     if move == 0:
@@ -138,30 +145,54 @@ def _change(move, r, c, x, u, n, k, ranks, total):
             _paint(r, c, b, p)
     elif move == 7:
         c[a] = not c[a]
-    elif move == 8:
-        j = np.random.randint(KNOBS)
-        if j == 6:
-            k[j] = 0.06 * np.random.random() * np.random.random()
-        elif j >= 3:
-            k[j] = 0.0 if np.random.random() < 0.2 else k[j] + 0.1 * np.random.normal()
-        else:
-            k[j] += 0.2 * np.random.normal() * (1 + abs(k[j]))
-    elif move == 9:
-        j = np.random.randint(3)
-        far = np.random.random() < 0.15
-        b = layers if far else min(layers, a + 1 + np.random.randint(6))
-        by = np.random.normal() * 0.3 * np.random.random() * total
-        for layer in range(a, b):
-            n[layer, j] += by
-    else:
-        flag = x if move == 10 else u
-        while a > 0 and r[a - 1] == r[a] and not c[a]:
-            a -= 1
-        flag[a] = not flag[a]
+    for layer in range(1, layers):  # a stage has one flag
+        if r[layer] == r[layer - 1] and not c[layer]:
+            x[layer], u[layer] = x[layer - 1], u[layer - 1]
+
+
+@njit(cache=True, nogil=True)
+def _reprioritize(move, n, k, makespan):
+    """Shifts keys in place by some share of the makespan."""
+    layers, _, microbatches = n.shape
+    by = np.random.normal() * makespan * 0.2 * 10 ** (-3 * np.random.random())
+    kind = np.random.randint(3)
+    if move == 8:
+        dice = np.random.random()
+        if dice < 0.2:
+            k[0] = 0.03 * makespan * np.random.random() ** 4
+            return
+        first = 0 if dice < 0.6 else np.random.randint(microbatches)
+        for m in range(first, microbatches):
+            share = (m + 1) / microbatches if dice < 0.4 else 1.0
+            for layer in range(layers):
+                n[layer, kind, m] += by * share
+        return
+    a = np.random.randint(layers)
+    b = layers if np.random.random() < 0.15 else min(layers, a + 1 + np.random.randint(6))
+    first = np.random.randint(microbatches)
+    dice = np.random.random()
+    last = first + 1
+    if dice < 0.2:
+        first, last = 0, microbatches
+    elif dice < 0.5:
+        last = min(microbatches, first + 1 + np.random.randint(4))
+    for layer in range(a, b):
+        for m in range(first, last):
+            n[layer, kind, m] += by
+
+
+@njit(cache=True, nogil=True)
+def _toggle(r, c, flag):
+    """Turns the flag of one stage in place."""
+    layers = r.shape[0]
+    a = np.random.randint(layers)
+    while a > 0 and r[a - 1] == r[a] and not c[a]:
+        a -= 1
+    flag[a] = not flag[a]
+    a += 1
+    while a < layers and r[a] == r[a - 1] and not c[a]:
+        flag[a] = flag[a - 1]
         a += 1
-        while a < layers and r[a] == r[a - 1] and not c[a]:
-            flag[a] = flag[a - 1]
-            a += 1
 
 
 @njit(cache=True, nogil=True)

@@ -13,14 +13,14 @@ from octojax.ir.plan import Plan
 from octojax.ir.schedule import Schedule
 from octojax.schedules import SCHEDULES
 from octojax.simulate.costs import uniform_partition
-from octojax.simulate.evaluate import Evaluation
+from octojax.simulate.evaluation import Evaluation
 from octojax.tune.measure import fits, measure
 from octojax.tune.partitions import min_max, mist
 from octojax.tune.problem import Problem
 
 SEARCHED = frozenset({"zb-auto", "hanayo", "tessel", "v-half", "v-min", "1f1b-v", "zb-greedy"})
 """Families whose table is the outcome of a search: left out beyond `SMALL` ranks*microbatches."""
-SMALL = 130
+SMALL = 48
 LARGE_CUT = 2_000_000
 """Stages * layers^2 beyond which many-chunk tables are tried on the uniform partition alone."""
 CHUNKS = (2, 3, 4, 6, 8, 12, 14, 16)
@@ -39,7 +39,7 @@ def partitions(problem: Problem, stages: int) -> Iterator[tuple[str, Partition]]
     seen = {uniform_partition(problem.num_layers, stages)}
     for name, make in (
         ("balanced", partial(min_max, work, stages)),
-        ("mist", partial(mist, work, stages, problem.microbatches)),
+        ("mist", partial(mist, work, stages)),
     ):
         made = Partition(make())
         if made not in seen:
@@ -61,7 +61,9 @@ def published(problem: Problem) -> Iterator[Measured]:
                 continue  # its rule does not allow these sizes
             tables = [(name, table)]
             if family.splits_backward is False:
-                tables += [(f"{name}-split", split(table)), (f"{name}-fill", None)]
+                tables.append((f"{name}-split", split(table)))
+            if name == "1f1b":
+                tables.append((f"{name}-fill", None))
             for how, partition in partitions(p, table.num_stages):
                 for label, rows in tables:
                     found = _plan(f"{label}/{how}", partition, table, rows, problem)
@@ -71,7 +73,7 @@ def published(problem: Problem) -> Iterator[Measured]:
 
 def _chunk_counts(problem: Problem, family) -> list[int | None]:
     least, most = family.chunk_range
-    if family.bidirectional or most == least:
+    if family.bidirectional or most == least or family.name in SEARCHED:
         return [None]
     per_rank = max(1, (problem.num_layers - 2) // problem.ranks)
     wanted = {*CHUNKS, per_rank, least}

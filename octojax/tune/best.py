@@ -110,7 +110,7 @@ def _anneal(start, search: Search, weights, steps: int, heat: float, seed: tuple
     number = int(np.random.default_rng(seed).integers(2**31))
     best_s, best, last_s, last, counts = anneal(
         *found.arrays, *search.arrays, weights, steps, heat * makespan, 0.5 * heat * makespan,
-        number, -1.0,
+        number,
     )  # fmt: skip
     return best_s, Candidate(*best), last_s, Candidate(*last), counts
 

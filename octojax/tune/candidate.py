@@ -1,17 +1,12 @@
 """A point of the search: which rank holds each layer, where stages end, and priorities.
 
 Layers are the unit: `rank_L[l]` holds layer l, `cut_L[l]` is true where a stage begins at
-layer l though its rank does not change. Priorities come from seven knobs and a small shift per
-layer and kind. All are flat arrays, so that the search stays inside compiled code.
-
-    key of F   knob 0 * (forward time before the layer) + shift + knob 3 * period * microbatch
-    key of I   knob 2 * (forward time of the model)
-               + knob 1 * (input-gradient time after the layer) + shift + knob 4 * ...
-    key of W   after everything else, unless its shift or knob 5 say otherwise
-    knob 6     how long a rank waits for an F or I rather than start a W, in periods
+layer l though its rank does not change. `key_LKM[l, k, m]` is when layer l would like to run
+kind k (F, I, W) of microbatch m: a stage takes the keys of the layer it meets first. All are
+flat arrays, so that the search stays inside compiled code.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
@@ -19,42 +14,49 @@ from numba import njit
 from octojax.tune.list_schedule import list_schedule
 from octojax.tune.problem import Problem
 
-KNOBS = 7
-LATE = 1e6  # in periods: W comes after every F and I that is ready
+LATE_S = 1e6
+"""Added to the keys of W: it comes after every F and I that is ready."""
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """See the module's text. `recompute_L`, `fused_L` are read at a stage's first layer."""
+    """See the module's text. `recompute_L`, `fused_L` are read at a stage's first layer.
+
+    `patience_s` has one entry: how long a rank waits for an F or I rather than start a W.
+    """
 
     rank_L: np.ndarray
     cut_L: np.ndarray
     recompute_L: np.ndarray
     fused_L: np.ndarray
-    shift_LK: np.ndarray
-    knobs: np.ndarray
+    key_LKM: np.ndarray
+    patience_s: np.ndarray
 
     @classmethod
-    def of(cls, rank_L: np.ndarray, knobs: np.ndarray, cut: bool = False) -> "Candidate":
-        """Returns the candidate with these ranks, nothing recomputed or fused, no shifts."""
-        layers = len(rank_L)
+    def of(
+        cls,
+        rank_L: np.ndarray,
+        key_LKM: np.ndarray,
+        cut_L: np.ndarray | None = None,
+        patience_s: float = 0.0,
+    ) -> "Candidate":
+        """Returns the candidate with nothing recomputed or fused; stages as long as can be."""
+        none = np.zeros(len(rank_L), np.bool_)
         return cls(
             np.asarray(rank_L, np.int64).copy(),
-            np.full(layers, cut),
-            np.zeros(layers, np.bool_),
-            np.zeros(layers, np.bool_),
-            np.zeros((layers, 3)),
-            np.asarray(knobs, float).copy(),
+            none.copy() if cut_L is None else cut_L.copy(),
+            none.copy(),
+            none.copy(),
+            np.ascontiguousarray(key_LKM, float),
+            np.array([patience_s]),
         )
-
-    def with_knobs(self, knobs: np.ndarray) -> "Candidate":
-        return replace(self, knobs=np.asarray(knobs, float).copy())
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
         """The fields in the order that compiled functions take them."""
         return (
-            self.rank_L, self.cut_L, self.recompute_L, self.fused_L, self.shift_LK, self.knobs,
+            self.rank_L, self.cut_L, self.recompute_L, self.fused_L, self.key_LKM,
+            self.patience_s,
         )  # fmt: skip
 
 
@@ -67,34 +69,15 @@ def problem_arrays(problem: Problem, free_bytes: np.ndarray | None = None) -> tu
     costs_4L = np.array([p.forward_s, p.input_grad_s, p.weight_grad_s, p.backward_s])
     bytes_4L = np.array([p.residual_bytes, p.weight_residual_bytes, p.output_bytes, p.state_bytes])
     capacity = p.capacity_bytes if free_bytes is None else free_bytes
-    period = float(p.compute_s.sum() / p.speeds.sum())
     return (
         costs_4L, bytes_4L, p.speeds, p.latency_s, p.s_per_byte, p.host_cost_s, capacity,
-        p.microbatches, period,
+        p.microbatches,
     )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)
-def layer_keys(costs_4L, shift_LK, knobs, period):
-    """Returns the (layers, 3) keys of microbatch 0 that the module's text describes."""
-    layers = costs_4L.shape[1]
-    key_LK = np.empty((layers, 3))
-    total = costs_4L[0].sum()
-    before = 0.0
-    for layer in range(layers):
-        key_LK[layer, 0] = knobs[0] * before + shift_LK[layer, 0]
-        before += costs_4L[0, layer]
-        key_LK[layer, 2] = LATE * period + shift_LK[layer, 2]
-    after = 0.0
-    for layer in range(layers - 1, -1, -1):
-        key_LK[layer, 1] = knobs[2] * total + knobs[1] * after + shift_LK[layer, 1]
-        after += costs_4L[1, layer]
-    return key_LK
-
-
-@njit(cache=True, nogil=True)
 def stage_arrays(
-    rank_L, cut_L, recompute_L, fused_L, key_LK, costs_4L, bytes_4L, speed_P, latency_PP,
+    rank_L, cut_L, recompute_L, fused_L, key_LKM, costs_4L, bytes_4L, speed_P, latency_PP,
     s_per_byte_PP, host_s, capacity_P,
 ):  # fmt: skip
     """Returns the first layer of each stage, and the arrays that `list_schedule` takes.
@@ -116,7 +99,7 @@ def stage_arrays(
     send_f_S2, send_i_S2 = np.zeros((stages, 2)), np.zeros((stages, 2))
     hold_f_S, hold_w_S, surge_S = np.zeros(stages), np.zeros(stages), np.zeros(stages)
     fused_S = np.zeros(stages, np.bool_)
-    key_SK = np.empty((stages, 3))
+    key_SKM = np.empty((stages, 3, key_LKM.shape[2]))
     count_P = np.zeros(ranks + 1, np.int64)
     free_P = capacity_P.copy()
     for s in range(stages):
@@ -153,9 +136,9 @@ def stage_arrays(
             q = rank_L[a - 1]
             send_i_S2[s, 0] = bytes_4L[2, a - 1] * s_per_byte_PP[r, q]
             send_i_S2[s, 1] = latency_PP[r, q]
-        key_SK[s, 0] = key_LK[a, 0]
-        key_SK[s, 1] = key_LK[b - 1, 1]
-        key_SK[s, 2] = key_LK[b - 1, 2]
+        key_SKM[s, 0] = key_LKM[a, 0]
+        key_SKM[s, 1] = key_LKM[b - 1, 1]
+        key_SKM[s, 2] = key_LKM[b - 1, 2]
     for r in range(ranks):
         count_P[r + 1] += count_P[r]
     first_P = count_P.copy()
@@ -166,19 +149,18 @@ def stage_arrays(
         count_P[r] += 1
     return (
         first_S[: stages + 1], rank_S[:stages], first_P, held_S, time_SK, send_f_S2, send_i_S2,
-        key_SK, fused_S, hold_f_S, hold_w_S, surge_S, free_P,
+        key_SKM, fused_S, hold_f_S, hold_w_S, surge_S, free_P,
     )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)
 def evaluate(
-    rank_L, cut_L, recompute_L, fused_L, shift_LK, knobs, costs_4L, bytes_4L, speed_P, latency_PP,
-    s_per_byte_PP, host_s, capacity_P, microbatches, period, out_N4, start_N, peak_P,
+    rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
+    latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, out_N4, start_N, peak_P,
 ):  # fmt: skip
     """Returns the makespan of a candidate and fills the last three as `list_schedule` does."""
-    key_LK = layer_keys(costs_4L, shift_LK, knobs, period)
     a = stage_arrays(
-        rank_L, cut_L, recompute_L, fused_L, key_LK, costs_4L, bytes_4L, speed_P, latency_PP,
+        rank_L, cut_L, recompute_L, fused_L, key_LKM, costs_4L, bytes_4L, speed_P, latency_PP,
         s_per_byte_PP, host_s, capacity_P,
     )  # fmt: skip
     for r in range(speed_P.shape[0]):
@@ -186,5 +168,31 @@ def evaluate(
             return np.inf
     return list_schedule(
         a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12],
-        knobs[3:6] * period, microbatches, knobs[6] * period, out_N4, start_N, peak_P,
+        microbatches, patience_s[0], out_N4, start_N, peak_P,
     )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def anchored(rank_L, cut_L, key_LKM, out_N4, start_N, actions):
+    """Returns keys that say when each action did run: the same schedule, in comparable units.
+
+    W keeps its distance `LATE_S` unless it was asked for earlier.
+    """
+    layers = rank_L.shape[0]
+    stage_L = np.empty(layers, np.int64)
+    stages = -1
+    for layer in range(layers):
+        if layer == 0 or cut_L[layer] or rank_L[layer] != rank_L[layer - 1]:
+            stages += 1
+        stage_L[layer] = stages
+    when = np.zeros((stages + 1, 3, key_LKM.shape[2]))
+    for n in range(actions):
+        when[out_N4[n, 1], out_N4[n, 2], out_N4[n, 3]] = start_N[n]
+    made = key_LKM.copy()
+    for layer in range(layers):
+        for m in range(key_LKM.shape[2]):
+            made[layer, 0, m] = when[stage_L[layer], 0, m] + 1e-9 * layer
+            made[layer, 1, m] = when[stage_L[layer], 1, m] - 1e-9 * layer
+            if made[layer, 2, m] > 0.5 * LATE_S:
+                made[layer, 2, m] = LATE_S + when[stage_L[layer], 2, m]
+    return made

@@ -20,17 +20,17 @@ NEVER = np.inf
 
 @njit(cache=True, nogil=True)
 def list_schedule(
-    rank_S, first_P, held_S, time_SK, send_f_S2, send_i_S2, key_SK, fused_S, hold_f_S, hold_w_S,
-    surge_S, free_P, slope_K, microbatches, patience_s, out_N4, start_N, peak_P,
+    rank_S, first_P, held_S, time_SK, send_f_S2, send_i_S2, key_SKM, fused_S, hold_f_S, hold_w_S,
+    surge_S, free_P, microbatches, patience_s, out_N4, start_N, peak_P,
 ):  # fmt: skip
     """Returns the makespan in seconds, or infinity when memory leaves nothing to run.
 
     `rank_S` rank of each stage; rank r holds stages `held_S[first_P[r]:first_P[r + 1]]`.
     `time_SK` durations with host costs; `send_f_S2[s]` seconds on the link and latency of the
-    transfer s -> s+1, `send_i_S2[s]` of s -> s-1 (unused within a rank). The key of microbatch
-    m is `key_SK[s, k] + slope_K[k] * m`. `fused_S`: I does all the backward and W does not
-    exist. Bytes: F takes `hold_f_S`, I `surge_S` more while it runs; I leaves `hold_w_S` for W;
-    rank r has `free_P[r]` for all that.
+    transfer s -> s+1, `send_i_S2[s]` of s -> s-1 (unused within a rank). `key_SKM[s, k, m]` are
+    the priorities, smallest first. `fused_S`: I does all the backward, W does not exist.
+    Bytes: F takes `hold_f_S`, I `surge_S` more while it runs; I leaves `hold_w_S` for W; rank r
+    has `free_P[r]` for all that.
     `patience_s`: a W is put off if an F or I comes within so many seconds.
     Filled: `out_N4` rows (rank, stage, kind, microbatch) in the order of their starts,
     `start_N` their starts, `peak_P` most bytes of residuals alive.
@@ -49,7 +49,7 @@ def list_schedule(
     key = np.empty((stages, 3))
     for s in range(stages):
         for k in range(3):
-            key[place_S[s], k] = key_SK[s, k]
+            key[place_S[s], k] = key_SKM[s, k, 0]
     clock, held = np.zeros(ranks), np.zeros(ranks)
     link = np.zeros((ranks, ranks))
     tight = np.zeros(ranks, np.bool_)  # whether memory could bind at all
@@ -94,7 +94,8 @@ def list_schedule(
         s = held_S[at]
         m = done[s, k]
         done[s, k] = m + 1
-        key[at, k] += slope_K[k]
+        if m + 1 < M:
+            key[at, k] = key_SKM[s, k, m + 1]
         end = begin + time_SK[s, k]
         clock[r] = end
         makespan = max(makespan, end)

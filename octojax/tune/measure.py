@@ -8,7 +8,7 @@ from octojax.ir.placement import Placement
 from octojax.ir.plan import Plan
 from octojax.ir.schedule import Schedule
 from octojax.simulate.costs import StageCosts
-from octojax.simulate.evaluate import Evaluation, evaluate
+from octojax.simulate.evaluation import Evaluation, evaluate
 from octojax.simulate.links import Links
 from octojax.simulate.table import Table
 from octojax.tune import candidate as compiled

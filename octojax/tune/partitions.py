@@ -1,53 +1,54 @@
-"""Cuts of a chain of layers into consecutive stages, optimal for two objectives."""
+"""Cuts of a chain of layers into consecutive stages, optimal by dynamic programming."""
 
 import numpy as np
+from numba import njit
 
 
 def min_max(work_s: np.ndarray, stages: int) -> tuple[int, ...]:
     """Returns the sizes of stages whose largest work is least; ties by the sum of squares."""
-    return _cut(work_s, stages, lambda so_far, stage: (max(so_far[0], stage), so_far[1] + stage**2))
+    return tuple(_cut(np.asarray(work_s, float), np.zeros(stages), 2.0).tolist())
 
 
-def mist(work_s: np.ndarray, stages: int, microbatches: int) -> tuple[int, ...]:
-    """Returns the sizes that minimise (m - 1) * max + sum (Mist, Alpa, DAPPLE).
+def mist(work_s: np.ndarray, stages: int) -> tuple[int, ...]:
+    """Returns sizes that minimise (m - 1) * max + sum (Mist, Alpa, DAPPLE), for any m.
 
-    The sum does not depend on the cut, so the heaviest stage decides; among equal ones the
-    work before it is pushed to the back, where 1F1B waits least.
+    The sum does not depend on the cut, so the heaviest stage decides; among equal ones, work
+    is pushed to the front, where 1F1B waits least.
     """
-    del microbatches  # the optimum is the same for all of them
-    weights = 1 + 1e-9 * np.arange(stages)
-    return _cut(
-        work_s,
-        stages,
-        lambda so_far, stage: (max(so_far[0], stage), so_far[1] + stage * weights[so_far[2]]),
-    )
+    return tuple(_cut(np.asarray(work_s, float), np.arange(stages) * 1.0, 1.0).tolist())
 
 
-def _cut(work_s: np.ndarray, stages: int, add) -> tuple[int, ...]:
-    """Returns the best sizes by dynamic programming over (stages, layers)."""
-    layers = len(work_s)
-    before = np.concatenate([[0.0], np.cumsum(work_s)])
-    best: list[tuple | None] = [None] * (layers + 1)
-    best[0] = (0.0, 0.0, 0)
+@njit(cache=True)
+def _cut(work_s, weight_S, power):
+    """Returns the sizes with the least maximum, then the least sum of weight * work, or of
+    work ** power where all weights are zero.
+    """
+    layers, stages = work_s.shape[0], weight_S.shape[0]
+    plain = not weight_S.any()
+    before = np.zeros(layers + 1)
+    for layer in range(layers):
+        before[layer + 1] = before[layer] + work_s[layer]
+    top = np.full((stages + 1, layers + 1), np.inf)
+    tie = np.full((stages + 1, layers + 1), np.inf)
     choice = np.zeros((stages + 1, layers + 1), np.int64)
+    top[0, 0] = tie[0, 0] = 0.0
     for s in range(1, stages + 1):
-        row: list[tuple | None] = [None] * (layers + 1)
         for end in range(s, layers - (stages - s) + 1):
             for start in range(end - 1, s - 2, -1):
-                known = best[start]
-                if known is None:
-                    continue
-                stage = float(before[end] - before[start])
-                made = (*add(known, stage), s)
-                if row[end] is None or made[:2] < row[end][:2]:
-                    row[end] = made
-                    choice[s, end] = start
-                if stage > (row[end][0] if row[end] else np.inf):
+                work = before[end] - before[start]
+                if work > top[s, end] * (1 + 1e-12):
                     break  # longer stages only get heavier
-        best = row
-    sizes, end = [], layers
+                if top[s - 1, start] == np.inf:
+                    continue
+                most = max(top[s - 1, start], work)
+                more = tie[s - 1, start]
+                more += work**power if plain else weight_S[s - 1] * work
+                close = abs(most - top[s, end]) <= 1e-12 * most
+                if (most < top[s, end] and not close) or (close and more < tie[s, end]):
+                    top[s, end], tie[s, end], choice[s, end] = most, more, start
+    sizes = np.zeros(stages, np.int64)
+    end = layers
     for s in range(stages, 0, -1):
-        start = int(choice[s, end])
-        sizes.append(end - start)
-        end = start
-    return tuple(reversed(sizes))
+        sizes[s - 1] = end - choice[s, end]
+        end = choice[s, end]
+    return sizes

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from octojax.ir.plan import Plan
-from octojax.simulate.evaluate import Evaluation
+from octojax.simulate.evaluation import Evaluation
 from octojax.tune.bound import Bound
 from octojax.tune.candidate import Candidate, problem_arrays
 from octojax.tune.measure import fits, measure, to_plan

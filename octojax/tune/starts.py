@@ -5,53 +5,60 @@ each other, as in interleaved 1F1B on a homogeneous model. So borders are moved 
 even and loads, with the head's, are balanced.
 """
 
-from dataclasses import replace
+from collections.abc import Iterator
 
 import numpy as np
 from numba import njit
 
+from octojax.schedules import generate
 from octojax.simulate.costs import uniform_partition
 from octojax.tune.candidate import Candidate, problem_arrays
+from octojax.tune.keys import FORMULAS, ONE_F_ONE_B, by_formula, by_table
 from octojax.tune.measure import quick_makespan
 from octojax.tune.partitions import min_max
 from octojax.tune.problem import Problem
-
-KNOB_SETS = np.array(
-    [
-        [-2.0, 1.0, 1.5, 0.0, 0.1, 1.0, 0.006],
-        [-3.2, 2.2, -2.8, 0.0, 0.6, 1.0, 0.006],
-        [0.2, 6.9, -1.7, 0.5, 0.0, 1.0, 0.02],
-        [-0.9, 1.1, 2.2, 1.2, 2.8, 1.0, 0.02],
-        [1.0, -3.6, 0.0, 0.0, 0.0, 1.0, 0.006],
-        [6.1, 3.3, 0.1, 2.3, 0.0, 1.0, 0.06],
-        [0.2, 1.1, -0.2, 0.0, 0.0, 1.0, 0.02],
-        [1.7, -0.1, -2.7, 0.06, 0.0, 1.0, 0.06],
-        [1.8, 0.5, -2.8, 0.0, 0.0, 1.0, 0.0],
-        [2.7, 1.4, -5.1, 0.2, -0.1, 1.0, 0.004],
-    ]
-)
-"""Ways to order F and I that did well on one profile or another; see `candidate`."""
-
-ONE_F_ONE_B = np.array([[-1.0, 1.0, -9.0, 0.0, 0.0, 1.0, 0.0]])
-"""Every I before every F, the deepest F first."""
 
 TURNS = (1, 2, 3, 4, 5, 6, 8)
 EVENNESS = (1.0, 3.0, 10.0)
 
 
 def starting_points(problem: Problem, seed: int = 0, steps: int = 60_000) -> list[Candidate]:
-    """Returns candidates with the best of `KNOB_SETS` each, the quickest first."""
+    """Returns candidates with their best priorities each, the quickest first."""
     arrays = problem_arrays(problem)
     found = []
     for order in orders(problem):
         turns = len(order) // problem.ranks
-        for evenness in EVENNESS if turns > 1 else (0.1,):
-            rank_L = dealt(problem, order, evenness, seed, steps)
-            made = [Candidate.of(rank_L, knobs) for knobs in KNOB_SETS]
+        cuts = [
+            dealt(problem, order, evenness, seed, steps)
+            for evenness in (EVENNESS if turns > 1 else (0.1,))
+        ]
+        cuts.append(np.array(min_max(problem.compute_s, len(order))))
+        for sizes in {tuple(c.tolist()): c for c in cuts}.values():
+            rank_L = np.repeat(np.array(order), sizes)
+            made = [
+                Candidate.of(rank_L, keys)
+                for keys in priorities(problem, tuple(sizes.tolist()), order)
+            ]
             timed = [(quick_makespan(c, problem, arrays), i, c) for i, c in enumerate(made)]
             found.append(min(timed, key=lambda t: t[:2]))
     found.sort(key=lambda t: t[0])
     return [c for _, _, c in found]
+
+
+def priorities(problem: Problem, sizes: tuple[int, ...], order: list[int]) -> Iterator[np.ndarray]:
+    """Yields keys to try on these pieces: the formulas, and published tables of their form."""
+    for row in FORMULAS:
+        yield by_formula(problem, row)
+    if min(sizes) < 1:
+        return
+    p, turns = problem, len(order) // problem.ranks
+    for name in ("1f1b", "interleaved", "zb-v", "dualpipe-v", "looped-bfs", "zb-h1", "dynapipe"):
+        try:
+            table = generate(name, p.ranks, p.microbatches, turns)
+        except ValueError:
+            continue
+        if [held[0] for held in table.placement.stages] == order:
+            yield by_table(p, table, sizes)
 
 
 def orders(problem: Problem) -> list[list[int]]:
@@ -86,7 +93,7 @@ def _deal(
     order, ranks, forward_s, input_grad_s, work_s, speed_P, microbatches, host_s, evenness, steps,
     seed, hot,
 ):  # fmt: skip
-    """Returns ranks of layers after annealing the borders between the pieces."""
+    """Returns the layers of each piece after annealing the borders between them."""
     np.random.seed(seed)
     layers, pieces = work_s.shape[0], order.shape[0]
     sum_f, sum_i, sum_w = np.zeros(layers + 1), np.zeros(layers + 1), np.zeros(layers + 1)
@@ -113,11 +120,7 @@ def _deal(
                 best_value, best = made, border.copy()
         else:
             border = old
-    rank_L = np.empty(layers, np.int64)
-    for s in range(pieces):
-        for layer in range(best[s], best[s + 1]):
-            rank_L[layer] = order[s]
-    return rank_L
+    return np.diff(best)
 
 
 @njit(cache=True, nogil=True)
@@ -194,10 +197,11 @@ def fixed_points(problem: Problem, phases: frozenset[str]) -> list[Candidate]:
             rank_L = np.repeat(np.arange(stages) % p.ranks, sizes)
             begins = np.zeros(p.num_layers, np.bool_)
             begins[np.cumsum(sizes)[:-1]] = True
-            for knobs in KNOB_SETS if "schedule" in phases else ONE_F_ONE_B[:1]:
-                one = Candidate.of(rank_L, knobs)
-                shift_LK = one.shift_LK
-                if "schedule" not in phases:
-                    shift_LK[:, 2] = -1e9  # W right after I
-                made.append(replace(one, cut_L=begins.copy(), shift_LK=shift_LK))
+            if "schedule" not in phases:
+                keys = by_formula(p, ONE_F_ONE_B, late_weights=False)
+                made.append(Candidate.of(rank_L, keys, begins))
+                continue
+            order = list(np.arange(stages) % p.ranks)
+            for keys in priorities(p, tuple(sizes), order):
+                made.append(Candidate.of(rank_L, keys, begins))
     return made

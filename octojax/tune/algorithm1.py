@@ -1,0 +1,201 @@
+"""Algorithm 1 of the OctoPipe paper (section VI): tune the phase whose bubbles are largest.
+
+    gap between the ranks' bubbles > lightest layer    partition: migrate and measure again
+    else boundary bubbles > residual bubbles           placement: disperse, exchange
+    else                                               schedule: advance F and I, delay W, overlap
+
+The paper leaves open what happens when the phase so chosen finds nothing: here its turn passes
+to the next one until something improves. `by_chance` draws the phase instead (the paper's
+random search). Starts from 1F1B with split backward on a uniform partition.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+
+from octojax.tune.candidate import LATE_S, Candidate, anchored, stage_arrays
+from octojax.tune.keys import ONE_F_ONE_B, by_formula
+from octojax.tune.measure import run
+from octojax.tune.moves import (
+    TRIED,
+    Account,
+    account,
+    advance,
+    advance_weights,
+    disperse,
+    exchange,
+    migrate,
+    overlap,
+)
+from octojax.tune.search import PHASES, Search
+
+STALL = 30
+"""Stop after so many iterations without improvement, as the paper does."""
+
+
+def search_octopipe(
+    search: Search,
+    phases: frozenset[str],
+    seed: int,
+    by_chance: bool = False,
+    overlap: bool = True,
+) -> None:
+    """Improves `search` by Algorithm 1 until a limit is reached or nothing improves."""
+    problem, rng = search.problem, np.random.default_rng(seed)
+    found = first_candidate(search)
+    seen = look(found, search)
+    found, seen = fitted(found, seen, search)
+    stalled = 0
+    while not search.finished():
+        phase = choose(seen, problem, phases, stalled, rng if by_chance else None)
+        made = tuned(phase, found, seen, search, rng, overlap)
+        search.iteration += 1
+        search.counts[phase] += 1
+        if made is not None:
+            found, seen = made
+            search.offer_candidate(found, seen.makespan_s, phase)
+            stalled = 0
+        else:
+            stalled += 1
+        search.report(phase)
+        if stalled >= STALL and search.limits.iterations is None:
+            search.stop = "no improvement"
+
+
+def first_candidate(search: Search) -> Candidate:
+    """Returns split 1F1B on the uniform partition, as priorities."""
+    from octojax.simulate.costs import uniform_partition
+
+    p = search.problem
+    sizes = uniform_partition(p.num_layers, p.ranks).sizes
+    keys = by_formula(p, ONE_F_ONE_B, late_weights=False)
+    return Candidate.of(np.repeat(np.arange(p.ranks), sizes), keys)
+
+
+def choose(
+    seen: Account,
+    problem,
+    phases: frozenset[str],
+    stalled: int,
+    rng: np.random.Generator | None,
+) -> str:
+    """Returns the phase of this iteration: lines 9 to 17 of Algorithm 1, or one by chance."""
+    allowed = [phase for phase in PHASES if phase in phases]
+    if rng is not None:
+        return allowed[int(rng.integers(len(allowed)))]
+    gap = seen.bubble_s.max() - seen.bubble_s.min()
+    if gap > problem.compute_s.min() * problem.microbatches:
+        first = "partition"
+    elif seen.boundary_s.sum() > seen.residual_s.sum():
+        first = "placement"
+    else:
+        first = "schedule"
+    order = PHASES[PHASES.index(first) :] + PHASES[: PHASES.index(first)]
+    usable = [phase for phase in order if phase in phases]
+    return usable[stalled % len(usable)]
+
+
+def tuned(
+    phase: str,
+    found: Candidate,
+    seen: Account,
+    search: Search,
+    rng: np.random.Generator,
+    hide: bool,
+) -> tuple[Candidate, Account] | None:
+    """Returns the best candidate that one phase's moves reach, or None if none is better.
+
+    Partition repeats migrate-and-reevaluate until no better partition is found; the others
+    take the best of a bounded number of candidates.
+    """
+    start = seen.makespan_s
+    while True:
+        best: tuple[Candidate, Account] | None = None
+        for candidate in tries(phase, found, seen, search, rng, hide):
+            made = look(candidate, search)
+            if made.makespan_s < (best[1] if best else seen).makespan_s * (1 - 1e-9):
+                best = candidate, made
+        if best is None:
+            return (found, seen) if seen.makespan_s < start else None
+        found, seen = best
+        if phase != "partition" or search.finished():
+            return found, seen
+
+
+def tries(
+    phase: str,
+    found: Candidate,
+    seen: Account,
+    search: Search,
+    rng: np.random.Generator,
+    hide: bool,
+) -> Iterator[Candidate]:
+    """Yields the candidates that one phase measures in one round."""
+    p = search.problem
+    if phase == "partition":
+        yield from _sample(migrate(found, seen, p), TRIED, rng)
+    elif phase == "placement":
+        yield from _sample(disperse(found, seen, p), TRIED, rng)
+        yield from _sample(exchange(found, seen, p), TRIED, rng)
+    else:
+        timed = _anchor(found, seen)
+        yield from islice(advance(timed, seen, p, rng), TRIED)
+        if hide:
+            yield from islice(overlap(timed, seen, p, rng), TRIED)
+
+
+def _sample(moves: Iterator[Candidate], many: int, rng: np.random.Generator) -> list[Candidate]:
+    """Returns the first third as they come, and others by chance."""
+    every = list(islice(moves, 50 * many))
+    if len(every) <= many:
+        return every
+    head = many // 3
+    rest = rng.permutation(len(every) - head)[: many - head] + head
+    return every[:head] + [every[i] for i in rest]
+
+
+def look(found: Candidate, search: Search) -> Account:
+    """Returns the simulated account of a candidate; infinite makespan if it does not fit."""
+    p = search.problem
+    makespan, rows, starts, _ = run(found, p, search.arrays)
+    search.evaluations += 1
+    if makespan == np.inf:
+        none = np.zeros(p.ranks)
+        return Account(makespan, rows[:0], starts[:0], starts[:0], none, none, none)
+    times = stage_arrays(*found.arrays[:5], *search.arrays[:7])[4]
+    ends = starts + times[rows[:, 1], rows[:, 2]]
+    return account(makespan, rows, starts, ends, p.ranks)
+
+
+def _anchor(found: Candidate, seen: Account) -> Candidate:
+    from dataclasses import replace
+
+    keys = anchored(
+        found.rank_L, found.cut_L, found.key_LKM, seen.rows, seen.starts, len(seen.rows)
+    )
+    return replace(found, key_LKM=keys)
+
+
+def fitted(found: Candidate, seen: Account, search: Search) -> tuple[Candidate, Account]:
+    """Returns the candidate with W advanced, then stages recomputed, until it fits: the
+    selective W advancing of section VI.
+    """
+    from dataclasses import replace
+
+    if seen.makespan_s < np.inf:
+        search.offer_candidate(found, seen.makespan_s, "schedule")
+        return found, seen
+    for again in (False, True):
+        early = found.key_LKM.copy()
+        early[:, 2] = -LATE_S
+        made = replace(found, key_LKM=early, recompute_L=np.full(len(found.rank_L), again))
+        seen = look(made, search)
+        if seen.makespan_s < np.inf:
+            search.offer_candidate(made, seen.makespan_s, "schedule")
+            for candidate in advance_weights(found, seen, search.problem):
+                other = look(candidate, search)
+                if other.makespan_s < seen.makespan_s:
+                    made, seen = candidate, other
+            break
+    return made, seen

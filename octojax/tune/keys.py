@@ -1,0 +1,70 @@
+"""Priorities to start from: formulas, and the start times of published tables."""
+
+import numpy as np
+
+from octojax.ir.action import Kind
+from octojax.ir.partition import Partition
+from octojax.ir.plan import Plan
+from octojax.ir.schedule import Schedule
+from octojax.simulate.costs import StageCosts
+from octojax.simulate.evaluation import trace
+from octojax.simulate.links import Links
+from octojax.simulate.table import Table
+from octojax.tune.candidate import LATE_S
+from octojax.tune.problem import Problem
+
+FORMULAS = np.array(
+    [
+        [-2.0, 1.0, 1.5, 0.0, 0.1],
+        [-3.2, 2.2, -2.8, 0.0, 0.6],
+        [0.2, 6.9, -1.7, 0.5, 0.0],
+        [-0.9, 1.1, 2.2, 1.2, 2.8],
+        [1.0, -3.6, 0.0, 0.0, 0.0],
+        [6.1, 3.3, 0.1, 2.3, 0.0],
+        [1.7, -0.1, -2.7, 0.06, 0.0],
+        [2.7, 1.4, -5.1, 0.2, -0.1],
+    ]
+)
+"""Ways to order F and I that did well on one profile or another; see `by_formula`."""
+ONE_F_ONE_B = np.array([-1.0, 1.0, -9.0, 0.0, 0.0])
+"""Every I before every F, the deepest F first."""
+
+
+def by_formula(problem: Problem, row: np.ndarray, late_weights: bool = True) -> np.ndarray:
+    """Returns the (layers, 3, microbatches) keys that five numbers describe.
+
+    F: `row[0]` * forward time before the layer + `row[3]` * period * microbatch;
+    I: `row[2]` * forward time of the model + `row[1]` * input-gradient time behind the layer
+    + `row[4]` * period * microbatch. W: after everything, or before (`late_weights` false).
+    """
+    p = problem
+    period = p.compute_s.sum() / p.speeds.sum()
+    microbatch = np.arange(p.microbatches)
+    before = np.cumsum(p.forward_s) - p.forward_s
+    behind = p.input_grad_s.sum() - np.cumsum(p.input_grad_s)
+    keys = np.zeros((p.num_layers, 3, p.microbatches))
+    keys[:, 0] = row[0] * before[:, None] + row[3] * period * microbatch
+    keys[:, 1] = (row[2] * p.forward_s.sum() + row[1] * behind)[:, None]
+    keys[:, 1] += row[4] * period * microbatch
+    keys[:, 2] = LATE_S if late_weights else -LATE_S
+    return keys
+
+
+def by_table(problem: Problem, table: Schedule, sizes: tuple[int, ...]) -> np.ndarray:
+    """Returns keys that say when each action runs in a table of B (or I and W), simulated."""
+    p = problem
+    plan = Plan(Partition(sizes), table.placement, table)
+    costs = StageCosts.of(p.profile, plan.partition)
+    starts = trace(Table.of(plan), costs, Links.of(p.profile.machine, p.ranks)).start_s
+    keys = np.zeros((p.num_layers, 3, p.microbatches))
+    keys[:, 2] = LATE_S
+    bounds = plan.partition.bounds
+    flat = [item for row in table.ranks for item in row]
+    for item, start in zip(flat, starts.tolist(), strict=True):
+        for action in getattr(item, "actions", (item,)):
+            layers = slice(bounds[action.stage], bounds[action.stage + 1])
+            if action.kind is Kind.FORWARD:
+                keys[layers, 0, action.microbatch] = start
+            elif action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
+                keys[layers, 1, action.microbatch] = start
+    return keys

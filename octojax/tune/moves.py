@@ -1,0 +1,206 @@
+"""The moves of the paper's Algorithm 1 (section VI, Fig. 7), on candidates.
+
+    partition   migrate          layers from the most to the least loaded rank
+    placement   disperse         a stage of several layers becomes single layers on other ranks
+                exchange         a layer of a rank with long bubbles against a heavier one
+    schedule    advance, delay   F and I earlier, W later
+                overlap          other work between two actions that wait for a transfer
+                advance W        against running out of memory
+
+Each function returns the candidates to try, most promising first; the caller measures them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from octojax.tune.candidate import LATE_S, Candidate
+from octojax.tune.keys import FORMULAS, by_formula
+from octojax.tune.measure import stages_of
+from octojax.tune.partitions import min_max
+from octojax.tune.problem import Problem
+
+TRIED = 24
+"""At most so many candidates per move and iteration."""
+
+
+@dataclass(frozen=True, eq=False)
+class Account:
+    """Where a simulated candidate's time went; seconds, arrays are (ranks,).
+
+    `rows` are (rank, stage, kind, microbatch) in order of start, `starts`, `ends` their times.
+    """
+
+    makespan_s: float
+    rows: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    busy_s: np.ndarray
+    boundary_s: np.ndarray
+    residual_s: np.ndarray
+
+    @property
+    def bubble_s(self) -> np.ndarray:
+        return self.boundary_s + self.residual_s
+
+
+def account(
+    makespan_s: float, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, ranks: int
+) -> Account:
+    """Returns the account of one simulated schedule."""
+    busy, first, last = np.zeros(ranks), np.full(ranks, makespan_s), np.zeros(ranks)
+    np.add.at(busy, rows[:, 0], ends - starts)
+    np.minimum.at(first, rows[:, 0], starts)
+    np.maximum.at(last, rows[:, 0], ends)
+    boundary = first + (makespan_s - last)
+    return Account(makespan_s, rows, starts, ends, busy, boundary, makespan_s - busy - boundary)
+
+
+def migrate(found: Candidate, seen: Account, problem: Problem) -> Iterator[Candidate]:
+    """Yields candidates with a layer fewer on the most loaded rank: handed from neighbour to
+    neighbour down to the least loaded rank, or put there directly.
+    """
+    most, least = int(seen.busy_s.argmax()), int(seen.busy_s.argmin())
+    rank_L = found.rank_L
+    for layer in range(len(rank_L) - 1):
+        for gives, takes in ((layer, layer + 1), (layer + 1, layer)):
+            if rank_L[gives] == most and rank_L[takes] != most:
+                moved = rank_L.copy()
+                moved[gives] = rank_L[takes]
+                yield _moved(found, moved)
+    yield from _handed_on(found, most, least)
+    for layer in np.flatnonzero(rank_L == most):
+        moved = rank_L.copy()
+        moved[layer] = least
+        yield _moved(found, moved)
+
+
+def _handed_on(found: Candidate, most: int, least: int) -> Iterator[Candidate]:
+    """Yields candidates in which every stage between two ranks passes one layer on."""
+    first, rank_S = stages_of(found)
+    for a in np.flatnonzero(rank_S == most):
+        for b in np.flatnonzero(rank_S == least):
+            moved = found.rank_L.copy()
+            if a < b:
+                for s in range(a, b):
+                    moved[first[s + 1] - 1] = rank_S[s + 1]
+            else:
+                for s in range(a, b, -1):
+                    moved[first[s]] = rank_S[s - 1]
+            yield _moved(found, moved)
+
+
+def disperse(found: Candidate, seen: Account, problem: Problem) -> Iterator[Candidate]:
+    """Yields candidates with one stage cut into single layers, dealt to ranks in turn; or
+    every stage cut into as many pieces.
+    """
+    first, rank_S = stages_of(found)
+    if len(rank_S) <= 2 * problem.ranks:
+        for pieces in range(2, problem.num_layers // problem.ranks + 1):
+            sizes = min_max(problem.compute_s, pieces * problem.ranks)
+            dealt = np.repeat(np.arange(len(sizes)) % problem.ranks, sizes)
+            for row in FORMULAS[::2]:
+                yield replace(found, rank_L=dealt, key_LKM=by_formula(problem, row))
+    sizes = np.diff(first)
+    work = np.add.reduceat(problem.compute_s, first[:-1])
+    for stage in np.argsort(-work, kind="stable"):
+        if sizes[stage] < 2:
+            continue
+        for turn in range(problem.ranks):
+            moved = found.rank_L.copy()
+            for i, layer in enumerate(range(first[stage], first[stage + 1])):
+                moved[layer] = (turn + i) % problem.ranks
+            yield _moved(found, moved)
+
+
+def exchange(found: Candidate, seen: Account, problem: Problem) -> Iterator[Candidate]:
+    """Yields candidates in which the rank with the longest bubbles gives a layer for a heavier
+    one of another rank, those of the most similar load first.
+    """
+    idle = int(seen.bubble_s.argmax())
+    others = sorted(
+        (r for r in range(problem.ranks) if r != idle),
+        key=lambda r: abs(seen.busy_s[r] - seen.busy_s[idle]),
+    )
+    work = problem.compute_s
+    for other in others:
+        for mine in np.flatnonzero(found.rank_L == idle):
+            for theirs in np.flatnonzero(found.rank_L == other):
+                if work[theirs] > work[mine]:
+                    moved = found.rank_L.copy()
+                    moved[mine], moved[theirs] = other, idle
+                    yield _moved(found, moved)
+
+
+def advance(
+    found: Candidate, seen: Account, problem: Problem, rng: np.random.Generator
+) -> Iterator[Candidate]:
+    """Yields candidates in which what follows a residual bubble is asked for earlier, on its
+    rank and upstream, or a W before it later.
+    """
+    for n in _waits(seen, rng):
+        _, stage, kind, microbatch = seen.rows[n].tolist()
+        by = problem.compute_s.mean() * rng.exponential()
+        if kind == 2:
+            continue
+        layers = _upstream(found, stage, kind, int(rng.integers(1, 4)))
+        keys = found.key_LKM.copy()
+        keys[layers, kind, microbatch] -= by
+        yield replace(found, key_LKM=keys)
+
+
+def overlap(
+    found: Candidate, seen: Account, problem: Problem, rng: np.random.Generator
+) -> Iterator[Candidate]:
+    """Yields candidates in which another stage's action is moved into a wait for a transfer."""
+    for n in _waits(seen, rng):
+        rank, stage, kind, microbatch = seen.rows[n].tolist()
+        later = np.flatnonzero(
+            (seen.rows[:, 0] == rank)
+            & (seen.starts > seen.starts[n])
+            & (seen.rows[:, 1] != stage)
+            & (seen.rows[:, 2] != 2)
+        )[:4]
+        for other in later:
+            _, s, k, m = seen.rows[other].tolist()
+            keys = found.key_LKM.copy()
+            keys[_upstream(found, s, k, 1), k, m] -= 1.01 * (seen.starts[other] - seen.starts[n])
+            yield replace(found, key_LKM=keys)
+    waits = problem.latency_s.max() + problem.output_bytes.max() * problem.s_per_byte.max()
+    yield replace(found, patience_s=np.array([waits * rng.random() * 2]))
+
+
+def advance_weights(found: Candidate, seen: Account, problem: Problem) -> Iterator[Candidate]:
+    """Yields candidates in which W of one stage runs right after its I, late stages first."""
+    first, rank_S = stages_of(found)
+    for stage in range(len(rank_S) - 1, -1, -1):
+        keys = found.key_LKM.copy()
+        keys[first[stage] : first[stage + 1], 2] = -LATE_S
+        yield replace(found, key_LKM=keys)
+
+
+def _moved(found: Candidate, rank_L: np.ndarray) -> Candidate:
+    return replace(found, rank_L=rank_L)
+
+
+def _waits(seen: Account, rng: np.random.Generator) -> list[int]:
+    """Returns rows that begin after a wait on their rank, long waits more often first."""
+    end = np.zeros(len(seen.busy_s))
+    waits = []
+    for n in range(len(seen.rows)):
+        rank = seen.rows[n, 0]
+        gap = seen.starts[n] - end[rank]
+        if gap > 1e-12 * seen.makespan_s and end[rank] > 0:
+            waits.append((gap * rng.exponential(), n))
+        end[rank] = seen.ends[n]
+    return [n for _, n in sorted(waits, reverse=True)[:8]]
+
+
+def _upstream(found: Candidate, stage: int, kind: int, stages: int) -> slice:
+    """Returns the layers of a stage and of those whose results it waits for."""
+    first, rank_S = stages_of(found)
+    last = len(rank_S)
+    if kind == 0:
+        return slice(first[max(0, stage - stages + 1)], first[stage + 1])
+    return slice(first[stage], first[min(last, stage + stages)])
