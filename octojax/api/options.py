@@ -22,6 +22,7 @@ class Options:
     "uniform" (by count), or layers per stage. `transport` is "auto", "device_put" or "ppermute".
     `recompute` says for every stage, or for all, whether its forward is run again instead of
     stored. `timeout_s` bounds how long a rank waits for a value from another.
+    `compiler_options` go to XLA for every stage program, as those of `jax.jit` do.
     """
 
     microbatches: int | None = None
@@ -34,6 +35,7 @@ class Options:
     recompute: bool | tuple[bool, ...] | None = None
     transport: str = "auto"
     schedule_options: dict[str, Any] = field(default_factory=dict)
+    compiler_options: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 600.0
     seed: int = 0
     progress: bool = True

@@ -211,7 +211,7 @@ class PipelinedLoss:
         self._agree()
         make = transport(self.options.transport, self.options.timeout_s)
         engine = Engine(lowered, self.mesh, self.batch, self._model, make)
-        compiled = compile_all(engine.jobs(), self.options.progress)
+        compiled = compile_all(engine.jobs(), self.options.progress, self.options.compiler_options)
         self.compilations += len(compiled)
         engine.ready(compiled)
         return Runner(engine, self._sources(engine))

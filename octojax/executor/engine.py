@@ -100,29 +100,24 @@ class Engine:
 
     def _own_jobs(self, program: RankProgram) -> list[Job]:
         rank = self.mesh.ranks[program.rank]
-        totals = [self._total(u, rank) for u in program.totals]
         finish, inputs = self._finish(program)
         return [
-            self._split_job(program, rank),
-            Job(
-                f"clear gradients on rank {rank.index}",
-                partial(zeros, totals),
-                (),
-                (),
-                tuple(t.sharding for t in totals),
-            ),
+            self._prepare_job(program, rank),
             Job(f"finish on rank {rank.index}", finish, inputs, (), rank.replicated),
         ]
 
-    def _split_job(self, program: RankProgram, rank: Rank) -> Job:
-        """Cuts the batch into this rank's pieces, and counts the counters of module state."""
+    def _prepare_job(self, program: RankProgram, rank: Rank) -> Job:
+        """Cuts the batch into this rank's pieces, counts the counters of module state, and
+        clears the sums of gradients."""
         leaves = sorted({v.index for v in program.batch})
         wanted = [(v.index, v.microbatch) for v in program.batch]
         counted = [(v.index, v.microbatch) for v in program.state if self._counts(v)]
 
-        def split(counters: Sequence[Any], *values: Any) -> tuple[Any, ...]:
+        totals = [self._total(u, rank) for u in program.totals]
+
+        def prepare(counters: Sequence[Any], *values: Any) -> tuple[Any, ...]:
             pieces = self.batch.split(dict(zip(leaves, values, strict=True)), wanted)
-            return (*pieces, *self._count(counters, counted))
+            return (*pieces, *zeros(totals), *self._count(counters, counted))
 
         whole = [self.batch.avals[i] for i in leaves]
         placed = [
@@ -134,9 +129,10 @@ class Engine:
             rank.replicated if self.batch.layouts[v.index] is Layout.WHOLE else rank.along_data
             for v in program.batch
         ]
+        where += [t.sharding for t in totals]
         where += [rank.replicated] * (len(counted) + len(self.model.counters))
-        name = f"split batch on rank {rank.index}"
-        return Job(name, split, (tuple(placed[:num]), *placed[num:]), (), tuple(where))
+        name = f"prepare rank {rank.index}"
+        return Job(name, prepare, (tuple(placed[:num]), *placed[num:]), (), tuple(where))
 
     def _counts(self, value: Value) -> bool:
         return value.place is Place.STATE and value.index in self.model.counters
@@ -228,7 +224,7 @@ class Engine:
         self.programs: list[Any] = [
             next(rest) if rank in self.mesh.local_ranks else None for rank, _ in self.step.recipes
         ]
-        own = {r.rank: (next(rest), next(rest), next(rest)) for r in self.ranks}
+        own = {r.rank: (next(rest), next(rest)) for r in self.ranks}
         self.transport = self.make_transport(
             self.step.transfers, [self._at_target(t) for t in self.step.transfers], self.mesh
         )
@@ -249,7 +245,7 @@ class Engine:
                 found.append(on_devices(aval, Layout.STACKED, rank))
         return tuple(found)
 
-    def _part(self, program: RankProgram, split: Any, clear: Any, finish: Any) -> "_Part":
+    def _part(self, program: RankProgram, prepare: Any, finish: Any) -> "_Part":
         rank = self.mesh.ranks[program.rank]
         owned, emitted = self._owned(program), self._emitted(program)
         outputs = [slot for _, slots in (*owned, *emitted) for slot in slots]
@@ -259,8 +255,7 @@ class Engine:
             leaves=tuple(sorted({v.index for v in program.batch})),
             constants=tuple(self._constant(v, rank) for v in program.constants),
             bound=bind(program, self.programs, self.transport),
-            split=split,
-            clear=clear,
+            prepare=prepare,
             finish=finish,
             outputs=itemgetter(*outputs) if len(outputs) > 1 else lambda s: [s[o] for o in outputs],
             units=tuple(unit for unit, _ in owned),
@@ -297,7 +292,7 @@ class Engine:
         stops the others.
         """
         assert self.threads is not None, "Engine.ready was not called"
-        self.transport.begin(self.step.order_of("FBG"))
+        self.transport.begin(self.step.order_of("FBGE"))
         works = [
             partial(part.run, params[i], state[i], counters[i], batch)
             for i, part in enumerate(self.parts)
@@ -344,8 +339,7 @@ class _Part:
     leaves: tuple[int, ...]
     constants: tuple[jax.Array, ...]
     bound: list[Bound]
-    split: Any
-    clear: Any
+    prepare: Any
     finish: Any
     outputs: Callable[[list[Any]], Sequence[Any]]
     units: tuple[int, ...]
@@ -361,10 +355,12 @@ class _Part:
         batch: Sequence[Any],
     ) -> tuple[Sequence[jax.Array], list[tuple[int, jax.Array]], tuple[jax.Array, ...]]:
         whole = jax.device_put([batch[i] for i in self.leaves], self.rank.replicated)
-        made = self.split(tuple(counters), *whole)
-        pieces, rest = made[: len(self.program.batch)], iter(made[len(self.program.batch) :])
+        made = self.prepare(tuple(counters), *whole)
+        cut = len(self.program.batch), len(self.program.batch) + len(self.program.totals)
+        pieces, totals, rest = made[: cut[0]], made[cut[0] : cut[1]], iter(made[cut[1] :])
         states = [next(rest) if leaf is None else state[leaf] for leaf in self.carried]
-        slots = [*params, *self.constants, *states, *pieces, *self.clear()]
+        slots = [*params, *self.constants, *states, *pieces, *totals]
+        del made, whole, pieces, totals  # the slots alone keep them alive
         slots += [None] * (self.program.num_slots - len(slots))
         run_rank(self.bound, slots)
         results = self.finish(*self.outputs(slots))

@@ -43,7 +43,8 @@ class Transfer:
     """Values that go from one rank to another together, in one message.
 
     `kind` is `F` (outputs of `stage`), `B` (gradients of the outputs of `stage - 1`),
-    `G` (gradient sums, on their way to the parameter's owner) or `P` (new parameters, back).
+    `G` (gradient sums, on their way to the parameter's owner), `E` (results of the loss, to
+    the rank that joins them) or `P` (new parameters, to all who hold a copy).
     The first two are named as PyTorch's tables name them: stage s sends its result.
     """
 

@@ -51,7 +51,7 @@ def lower(
     owners, holders = _ownership(rows, num_units)
     returned = _gradient_returns(owners, holders, rows)
     refreshed = _refreshes(owners, holders)
-    every = (*transfers, *returned, *refreshed)
+    every = (*transfers, *returned, *_emit_returns(rows), *refreshed)
     recipes: dict[tuple[int, Recipe], int] = {}
     names: list[str] = []
     ranks = []
@@ -155,6 +155,25 @@ def _gradient_returns(
         Transfer(*pair, "G", -1, -1, tuple(Value(Place.TOTAL, -1, -1, u) for u in units))
         for pair, units in pairs.items()
     )
+
+
+def _emit_returns(rows: Sequence[Sequence[Work]]) -> tuple[Transfer, ...]:
+    """Results that several ranks make (a bidirectional pipeline's loss), sent to the first."""
+    made = {
+        (v, rank)
+        for rank, row in enumerate(rows)
+        for w in row
+        for v in w.writes
+        if v.place is Place.EMIT
+    }
+    homes: dict[int, int] = {}
+    for value, rank in made:
+        homes[value.index] = min(homes.get(value.index, rank), rank)
+    pairs: dict[tuple[int, int], list[Value]] = defaultdict(list)
+    for value, rank in sorted(made):
+        if rank != homes[value.index]:
+            pairs[rank, homes[value.index]].append(value)
+    return tuple(Transfer(*pair, "E", -1, -1, tuple(values)) for pair, values in pairs.items())
 
 
 def _refreshes(owners: Sequence[int], holders: Sequence[Sequence[int]]) -> tuple[Transfer, ...]:
@@ -352,15 +371,18 @@ class _RankBuilder:
                 return Layout.STACKED
 
     def _returns(self) -> tuple[tuple[tuple[int, int], ...], list[Instruction]]:
-        """Gradient sums of shared parameters: sent to the owner, or received by it."""
+        """Gradient sums of shared parameters, and results that belong to another rank's: sent
+        to the rank that joins them, or received there."""
         extra: list[tuple[int, int]] = []
         tail: list[Instruction] = []
         for k, transfer in enumerate(self.transfers):
-            if transfer.kind != "G":
+            if transfer.kind not in "GE":
                 continue
             if transfer.source == self.rank:
                 tail.append(self._send(k))
-            if transfer.target == self.rank:
+            if transfer.target == self.rank and transfer.kind == "E":
+                tail.append(self._receive(k))
+            if transfer.target == self.rank and transfer.kind == "G":
                 first = len(self.slots)
                 for i, value in enumerate(transfer.values):
                     self.slots[value._replace(stage=transfer.source)] = first + i
@@ -374,7 +396,10 @@ class _RankBuilder:
     def _results(
         self, written: set[Value], state: Sequence[Value]
     ) -> tuple[tuple[Value, int], ...]:
-        emits = sorted(v for v in written if v.place is Place.EMIT)
+        ends = [t for t in self.transfers if t.kind == "E"]
+        received = {v for t in ends if t.target == self.rank for v in t.values}
+        sent = {v for t in ends if t.source == self.rank for v in t.values}
+        emits = sorted({v for v in written if v.place is Place.EMIT} - sent | received)
         final: dict[int, Value] = {}
         for value in sorted(v for v in written | set(state) if v.place is Place.STATE):
             final[value.index] = value  # ascending: the last microbatch wins

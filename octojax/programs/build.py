@@ -1,7 +1,7 @@
 """Compiles many programs ahead, in parallel, with a progress bar."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +20,10 @@ class Job:
     out_shardings: Any = None
 
 
-def compile_all(jobs: Sequence[Job], progress: bool = True) -> list[Any]:
-    """Returns the compiled program of each job, in order.
+def compile_all(
+    jobs: Sequence[Job], progress: bool = True, options: Mapping[str, Any] | None = None
+) -> list[Any]:
+    """Returns the compiled program of each job, in order. `options` go to XLA's compiler.
 
     Tracing holds Python's lock, so it happens here one after the other; XLA compiles in as
     many threads as there are cores meanwhile.
@@ -31,7 +33,7 @@ def compile_all(jobs: Sequence[Job], progress: bool = True) -> list[Any]:
     with _bar(len(jobs), progress) as advance, ThreadPoolExecutor(threads) as pool:
         futures = {}
         for index, job in enumerate(jobs):
-            futures[pool.submit(_lower(job).compile)] = index
+            futures[pool.submit(_lower(job).compile, dict(options or {}) or None)] = index
         for future in as_completed(futures):
             results[futures[future]] = future.result()
             advance(jobs[futures[future]].name)

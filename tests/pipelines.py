@@ -1,0 +1,104 @@
+"""Pipelines of zoo models for tests, and what they are compared with."""
+
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+import octojax as octopipe
+from octojax.api.reference import reference
+from octojax.ir import Schedule
+from octojax.programs.microbatch import plan_microbatches
+from tests.zoo import CASES, Case
+
+FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Tiny models run once: compile time is all that counts."""
+
+FIG3 = Schedule.parse(
+    "0F0 1F0 0F1 1F1 4F0 4I0 4F1 4W0 4I1 4W1 1I0 1I1 0I0 0W0 1W0 0I1 0W1 1W1\n"
+    "2F0 3F0 2F1 3F1 5F0 5I0 5F1 5I1 3I0 2I0 5W0 3I1 2I1 5W1 3W0 2W0 3W1 2W1"
+)
+"""Six stages on two ranks, hand-written in the manner of the paper's Fig. 3."""
+
+
+def pipe(num_ranks: int) -> Mesh:
+    return Mesh(np.array(jax.devices()[:num_ranks]), ("pipe",))
+
+
+@cache
+def case_of(name: str) -> Case:
+    return CASES[name]()
+
+
+def compiled(
+    case: Case,
+    schedule: Any,
+    ranks: int,
+    microbatches: int,
+    *,
+    rows: int = 8,
+    optimizer: optax.GradientTransformation | None = None,
+    mesh: Mesh | None = None,
+    **options: Any,
+) -> octopipe.TrainStep:
+    """Returns the step of a zoo case, compiled quickly."""
+    return octopipe.compile(
+        case.model,
+        case.loss_fn,
+        optimizer or optax.sgd(0.1),
+        case.batch(rows),
+        params=case.params,
+        mesh=mesh or pipe(ranks),
+        microbatches=microbatches,
+        schedule=schedule,
+        progress=False,
+        compiler_options=FAST,
+        **case.options,
+        **options,
+    )
+
+
+@cache
+def expected(name: str, microbatches: int, rows: int = 8) -> tuple[Any, Any]:
+    """Returns loss and gradients by plain `jax.value_and_grad`.
+
+    Of the full batch where the loss is a mean over rows; else of the same microbatches.
+    """
+    case = case_of(name)
+    pure, batch = case.pure(), case.batch(rows)
+    if case.per_sample:
+        whole = lambda p: pure.fn(p, pure.state, batch)[0]  # noqa: E731
+        return jax.jit(jax.value_and_grad(whole, allow_int=True))(pure.params)
+    leaves = jax.tree.leaves(batch)
+    parts = plan_microbatches(leaves, [""] * len(leaves), microbatches)
+    loss, _, grads, _ = reference(pure.fn, pure.params, pure.state, batch, parts)
+    return loss, grads
+
+
+def relative_error(found: Any, wanted: Any) -> float:
+    """Returns the largest difference of any leaf, relative to that leaf's largest entry."""
+
+    def error(a: Any, b: Any) -> float:
+        if getattr(b, "dtype", None) == jax.dtypes.float0:  # an integer parameter
+            return 0.0
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert a.shape == b.shape
+        scale = np.max(np.abs(b), initial=0.0)
+        return float(np.max(np.abs(a - b), initial=0.0)) / (scale or 1.0)
+
+    return max(jax.tree.leaves(jax.tree.map(error, found, wanted)))
+
+
+def assert_exact(
+    name: str, schedule: Any, ranks: int, microbatches: int, tolerance: float = 1e-5, **options: Any
+) -> None:
+    """Asserts that loss and every gradient are those of the unpipelined model."""
+    case = case_of(name)
+    step = compiled(case, schedule, ranks, microbatches, **options)
+    loss, _, grads = step.value_and_grad(step.init(), case.batch(8))
+    wanted_loss, wanted_grads = expected(name, microbatches)
+    assert abs(float(loss) - float(wanted_loss)) <= tolerance * max(abs(float(wanted_loss)), 1e-3)
+    assert relative_error(grads, wanted_grads) <= tolerance
