@@ -103,7 +103,7 @@ def dualpipe(ranks: int, microbatches: int, chunks: int) -> Schedule:
     for rank in range(ranks):
         stages, entries = (rank, ranks - 1 - rank), (0, entering)
         if rank >= half:
-            stages, entries = stages[::-1], entries[::-1]
+            stages, entries = (stages[1], stages[0]), (entries[1], entries[0])
         near = min(rank, ranks - 1 - rank)
         rows.append(_fill(_Row(stages, entries), half, near, entering - ranks + near + 1))
     return schedule(rows)

@@ -6,6 +6,7 @@ from octojax.ir.action import Action
 from octojax.ir.placement import Placement
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family, Option
+from octojax.schedules.given import on_ranks
 from octojax.schedules.options import ranks_of_stages, seconds, whole
 from octojax.schedules.rows import backward, forward, schedule
 
@@ -27,8 +28,7 @@ def dynapipe(
     later cycle. `activations[i]` is what microbatch i holds per stage (1 each), for
     microbatches of different lengths. Raises `ValueError` if the limit stops all ranks.
     """
-    held_by = placement or Placement.loop(ranks, chunks)
-    _check(held_by, ranks)
+    held_by = on_ranks(placement or Placement.loop(ranks, chunks), ranks, "dynapipe")
     weights = _weights(activations, microbatches)
     stages = held_by.num_stages
     rows: list[list[Action]] = [[] for _ in range(ranks)]
@@ -66,18 +66,6 @@ def dynapipe(
         if not moved:
             raise ValueError(_stuck(held_by, memory, used, forwards))
     return schedule(rows)
-
-
-def _check(placement: Placement, ranks: int) -> None:
-    if placement.num_ranks != ranks or placement.empty_ranks:
-        raise ValueError(
-            f"dynapipe: placement [{placement}] uses {placement.num_ranks} ranks, leaves rank "
-            f"{list(placement.empty_ranks) or 'none'} empty, and {ranks} ranks were asked for. "
-            f"Give every rank at least one stage"
-        )
-    double = [s for s, held in enumerate(placement.stages) if len(held) != 1]
-    if double:
-        raise ValueError(f"dynapipe: stage {double[0]} is on two ranks; place each stage once")
 
 
 def _weights(activations: tuple[float, ...] | None, microbatches: int) -> tuple[float, ...]:

@@ -125,7 +125,8 @@ def _fastest(work: Work, candidates: Iterator[Rows] | list[Rows], name: str) -> 
         if outcome is None:
             continue
         if any(p > limit for p, limit in zip(outcome.peaks, work.memory, strict=True)):
-            least = min(least or outcome.peaks, outcome.peaks, key=sum)
+            if least is None or sum(outcome.peaks) < sum(least):
+                least = outcome.peaks
             continue
         if best is None or outcome.key < best[0].key:
             best = outcome, rows

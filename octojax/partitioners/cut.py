@@ -1,0 +1,145 @@
+"""The exact solver under the partitioners: cut a chain into stages, sum plus weighted maximum."""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from octojax.errors import PlanError
+from octojax.ir.partition import Partition
+from octojax.partitioners.chain import Array
+
+TOLERANCE = 1e-12
+"""Relative; two values closer than this are a tie."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """A partition, and what its partitioner thinks of it.
+
+    `value_s` is its objective. `recompute[i]` says that layer i's residuals are rebuilt in the
+    backward (empty: none are). `order[s]` is the rank that should hold stage s (empty: s).
+    """
+
+    partition: Partition
+    value_s: float
+    recompute: tuple[bool, ...] = ()
+    order: tuple[int, ...] = ()
+
+    @property
+    def stage_recompute(self) -> tuple[bool, ...]:
+        """Per stage, whether any of its layers is recomputed: what `Plan.recompute` takes."""
+        if not self.recompute:
+            return ()
+        return tuple(
+            any(self.recompute[i] for i in self.partition.layers(stage))
+            for stage in range(self.partition.num_stages)
+        )
+
+
+def check_counts(layers: int, stages: int, microbatches: int = 1) -> None:
+    """Raises `PlanError` unless `layers` can form `stages` stages, and both counts are >= 1."""
+    for what, value in (("stages", stages), ("microbatches", microbatches)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise PlanError(f"{what} must be a whole number >= 1, found {value!r}")
+    if layers < stages:
+        raise PlanError(f"{layers} layers cannot form {stages} stages; use at most {layers} stages")
+
+
+def cut(
+    sums: Array,
+    maxima: Array | None,
+    stages: int,
+    weight: float,
+) -> tuple[Partition, float] | None:
+    """Returns the partition of least `sum(sums) + weight * max(maxima)` and that value.
+
+    `sums` and `maxima` are `(n+1, n+1)` or, where a stage's cost depends on its place,
+    `(stages, n+1, n+1)`: entry `[i, j]` for layers i to j-1, infinite where not allowed.
+    `maxima` defaults to `sums`.
+    Among equal values the evenest partition wins, then the one with more layers in front.
+    Returns None if nothing is allowed.
+
+    Exact, by Alpa's observation (OSDI 2022, section 5.2) turned around: under a limit on the
+    maximum, a dynamic program finds the least sum; the limit then drops just below the maximum
+    found, until no partition is left or none can be better.
+    """
+    maxima = sums if maxima is None else maxima
+    best: tuple[float, Partition] | None = None
+    limit = math.inf
+    while found := _least_sum(sums, maxima, stages, limit):
+        total, highest, partition = found
+        value = total + weight * highest
+        if best is None or value < best[0] * (1 - TOLERANCE):
+            best = value, partition
+        elif value <= best[0] * (1 + TOLERANCE) and _evenness(sums, partition) < _evenness(
+            sums, best[1]
+        ):
+            best = min(value, best[0]), partition
+        if weight == 0:
+            break
+        limit = highest * (1 - TOLERANCE) if highest > 0 else -1.0
+    return None if best is None else (best[1], best[0])
+
+
+def least_maximum(maxima: Array, sums: Array, stages: int) -> tuple[Partition, float] | None:
+    """Returns the partition of least `max(maxima)`, and that value; None if nothing is allowed.
+
+    Among equals the least sum of squares of `sums` wins, then more layers in front.
+    """
+    n = maxima.shape[-1] - 1
+    highest = np.full(n + 1, math.inf)
+    highest[0] = 0.0
+    for stage in range(stages):
+        highest = np.maximum(highest[:, None], _of_stage(maxima, stage)).min(axis=0)
+    least = float(highest[n])
+    if not math.isfinite(least):
+        return None
+    squares = np.where(maxima <= least * (1 + TOLERANCE), sums**2, math.inf)
+    found = cut(squares, None, stages, 0.0)
+    assert found is not None, "the maximum just found has a partition"
+    return found[0], least
+
+
+def _least_sum(
+    sums: Array, maxima: Array, stages: int, limit: float
+) -> tuple[float, float, Partition] | None:
+    """Returns least sum, its maximum and partition, with no stage at or above `limit`."""
+    n = sums.shape[-1] - 1
+    reach = np.full(n + 1, math.inf)  # least sum of the first s stages ending before layer j
+    even = np.zeros(n + 1)  # and the least sum of squares among those
+    reach[0] = 0.0
+    came: list[Any] = []
+    for stage in range(stages):
+        cost, height = _of_stage(sums, stage), _of_stage(maxima, stage)
+        allowed = np.where(height < limit, cost, math.inf)
+        totals = reach[:, None] + allowed
+        least = totals.min(axis=0)
+        tied = totals <= least * (1 + TOLERANCE)
+        squares = np.where(tied & np.isfinite(totals), even[:, None] + allowed**2, math.inf)
+        start = n - np.argmin(squares[::-1], axis=0)  # the last of equals: more in front
+        came.append(start)
+        reach, even = least, np.where(np.isfinite(least), squares[start, np.arange(n + 1)], 0.0)
+    if not math.isfinite(reach[n]):
+        return None
+    ends = [n]
+    for start in reversed(came):
+        ends.append(int(start[ends[-1]]))
+    bounds = ends[::-1]
+    heights = [float(_of_stage(maxima, s)[a, b]) for s, (a, b) in enumerate(_pairs(bounds))]
+    return float(reach[n]), max(heights), Partition(tuple(b - a for a, b in _pairs(bounds)))
+
+
+def _evenness(sums: Array, partition: Partition) -> float:
+    pairs = _pairs(list(partition.bounds))
+    return sum(float(_of_stage(sums, s)[a, b]) ** 2 for s, (a, b) in enumerate(pairs))
+
+
+def _of_stage(table: Array, stage: int) -> Array:
+    return table if table.ndim == 2 else table[stage]
+
+
+def _pairs(bounds: list[int]) -> list[tuple[int, int]]:
+    return list(pairwise(bounds))
