@@ -7,18 +7,15 @@ from typing import Any
 import jax
 import optax
 
-from octojax import compat
 from octojax.frontends import PureLoss
-from octojax.ir import LayerCost, Machine, Partition, Profile
-from octojax.layers import LayeredLoss, StagedLoss, cut_stages, find_layers
+from octojax.ir import LayerCost, Machine, Profile
+from octojax.layers import LayeredLoss, find_layers
+from octojax.profiling.layers import layer_costs, one_layer_stages, programs_of, shapes_of
 from octojax.profiling.links import measure_link
-from octojax.profiling.runs import Prepared, Programs, Values, prepare, programs_of, run_once
-from octojax.profiling.state import state_bytes
+from octojax.profiling.runs import Prepared, Programs, Values, prepare, run_once
 from octojax.profiling.timing import median_times
-from octojax.stages.differentiate import differentiate
 from octojax.stages.fingerprint import fingerprint
-from octojax.stages.program import Program, Ref, Role, Stage
-from octojax.stages.sizes import input_bytes, kept_bytes, residual_bytes
+from octojax.stages.program import Ref, Role, Stage
 from octojax.trace import trace_loss
 
 
@@ -46,7 +43,9 @@ def measure(
     measured from `devices[0]` to `devices[1]` unless a `machine` is given or there is only one.
     """
     at_hand = list(jax.devices() if devices is None else devices)
-    layered = find_layers(trace_loss(loss.fn, loss.params, _shapes(batch), loss.state), min_layers)
+    layered = find_layers(
+        trace_loss(loss.fn, loss.params, shapes_of(batch), loss.state), min_layers
+    )
     costs = measure_layers(layered, loss, batch, at_hand[0], optimizer, rounds, target_s)
     found = machine or measure_machine(at_hand, transport)
     extra = (
@@ -66,29 +65,16 @@ def measure_layers(
     target_s: float = 0.01,
 ) -> tuple[LayerCost, ...]:
     """Returns the cost of each layer, in order; see `measure`."""
-    staged = cut_stages(layered, Partition((1,) * layered.graph.num_layers))
-    stages = differentiate(staged.forwards, _trainable(staged))
-    owned = state_bytes(staged, stages, optimizer)
+    staged, stages = one_layer_stages(layered)
     values = Values(staged, loss.params, loss.state, batch, device)
     groups = [tuple(map(fingerprint, programs_of(stage).values())) for stage in stages]
     jobs = _prepare(stages, groups, values)
     times = median_times({key: job.job() for key, job in jobs.items()}, rounds, target_s)
-    layers = layered.graph.layers
-    return tuple(
-        LayerCost(
-            kind=layer.kind,
-            forward_s=times[group, "F"],
-            input_grad_s=times[group, "I"],
-            weight_grad_s=times.get((group, "W"), 0.0),
-            backward_s=times[group, "B"],
-            param_bytes=layer.param_bytes,
-            state_bytes=state,
-            residual_bytes=residual_bytes(stage) + input_bytes(stage),
-            weight_residual_bytes=kept_bytes(stage) + _inputs_of_weight_grad(stage),
-            output_bytes=layer.output_bytes,
-        )
-        for layer, stage, group, state in zip(layers, stages, groups, owned, strict=True)
-    )
+    by_layer = [
+        {kind: times[group, kind] for kind in programs_of(stage)}
+        for stage, group in zip(stages, groups, strict=True)
+    ]
+    return layer_costs(staged, stages, by_layer, optimizer)
 
 
 def measure_machine(devices: Sequence[jax.Device], transport: str = "device_put") -> Machine:
@@ -109,15 +95,6 @@ def measure_machine(devices: Sequence[jax.Device], transport: str = "device_put"
         latency_s=link.latency_s,
         bandwidth_bytes_per_s=link.bandwidth_bytes_per_s,
         host_cost_s=link.host_cost_s,
-    )
-
-
-def _trainable(staged: StagedLoss) -> frozenset[int]:
-    num = len(staged.traced.params)
-    return frozenset(
-        u
-        for u, unit in enumerate(staged.units)
-        if unit.leaf < num and compat.is_float(staged.unit_avals[u])
     )
 
 
@@ -144,25 +121,3 @@ def _prepare(
             if kind == "I":
                 known.update(run_once(jobs[group, kind]))
     return jobs
-
-
-def _inputs_of_weight_grad(stage: Stage) -> int:
-    program: Program | None = stage.weight_grad
-    if program is None:
-        return 0
-    return sum(
-        compat.num_bytes(aval)
-        for ref, aval in zip(program.reads, program.jaxpr.in_avals, strict=True)
-        if ref.role is Role.INPUT
-    )
-
-
-def _shapes(batch: Any) -> Any:
-    return jax.tree.map(
-        lambda x: (
-            jax.ShapeDtypeStruct(jax.numpy.shape(x), jax.numpy.asarray(x).dtype)
-            if not isinstance(x, jax.ShapeDtypeStruct)
-            else x
-        ),
-        batch,
-    )

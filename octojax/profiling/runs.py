@@ -11,7 +11,7 @@ from jax.extend.core import jaxpr_as_fun
 from octojax import compat
 from octojax.layers.cut import StagedLoss
 from octojax.stages.fingerprint import fingerprint
-from octojax.stages.program import Program, Ref, Role, Stage
+from octojax.stages.program import Program, Ref, Role
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Values:
     def __init__(
         self, staged: StagedLoss, params: Any, state: Any, batch: Any, device: jax.Device
     ) -> None:
-        self._staged, self._device = staged, device
+        self._staged, self.device = staged, device
         self._state = jax.tree.leaves(state)
         self._batch = jax.tree.leaves(batch)
         self._leaves = [*jax.tree.leaves(params), *self._state, *staged.constants]
@@ -74,7 +74,7 @@ class Values:
         value = jnp.asarray(value)
         if not compat.is_key(value):
             value = value.astype(aval.dtype)
-        return jax.device_put(value, self._device)
+        return jax.device_put(value, self.device)
 
 
 def _made_up(ref: Ref, aval: Any) -> Any:
@@ -125,7 +125,7 @@ def prepare(
     arguments = tuple(
         values.of(ref, aval, known) for ref, aval in zip(program.reads, avals, strict=True)
     )
-    device = values._device
+    device = values.device
     sums = tuple(
         jax.device_put(jnp.zeros(a.shape, jnp.promote_types(a.dtype, jnp.float32)), device)
         for ref, a in zip(program.writes, program.jaxpr.out_avals, strict=True)
@@ -140,9 +140,3 @@ def run_once(prepared: Prepared) -> dict[Ref, Any]:
     fresh = jax.tree.map(jnp.copy, prepared.sums)
     outputs, _ = prepared.run(fresh, prepared.values)
     return dict(zip(refs, outputs, strict=True))
-
-
-def programs_of(stage: Stage) -> dict[str, Program]:
-    """Returns the stage's programs by the kind of action that runs them."""
-    found = {"F": stage.forward, "B": stage.backward, "I": stage.input_grad}
-    return found if stage.weight_grad is None else {**found, "W": stage.weight_grad}

@@ -1,0 +1,155 @@
+"""`octopipe profile`: what each layer of a model costs, as a file for the tuner."""
+
+import importlib
+import json
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+
+def command(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:NAME",
+            help="A function without arguments that returns (model, loss_fn, batch[, params]); "
+            "the batch is one microbatch.",
+        ),
+    ],
+    machine: Annotated[
+        str | None,
+        typer.Option(help="A described machine (JSON), for the cost model instead of timing."),
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Time the layers here even with --machine (its links)."),
+    ] = False,
+    optimizer: Annotated[
+        str, typer.Option(help="Name in optax, for the bytes of its state; 'none' for none.")
+    ] = "adamw",
+    min_layers: Annotated[int, typer.Option(help="Cut finer, if need be, for so many.", min=1)] = 1,
+    ranks: Annotated[int | None, typer.Option(help="Noted in the profile.", min=1)] = None,
+    microbatches: Annotated[int | None, typer.Option(help="Noted in the profile.", min=1)] = None,
+    rounds: Annotated[int, typer.Option(help="Medians are of so many rounds.", min=1)] = 5,
+    transport: Annotated[str, typer.Option(help="device_put or ppermute.")] = "device_put",
+    output: Annotated[str | None, typer.Option("-o", help="Write the profile here.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Profile a model: measured on the devices at hand, or by the cost model with --machine."""
+    model, loss_fn, batch, params = load_target(target)
+    from octojax.frontends import adapt
+    from octojax.profiling import estimate, read_machine
+    from octojax.profiling import measure as run
+
+    given, device = (None, None) if machine is None else read_machine(machine)
+    options: dict[str, Any] = {
+        "optimizer": named_optimizer(optimizer),
+        "min_layers": min_layers,
+        "name": target,
+        "ranks": ranks,
+        "microbatches": microbatches,
+    }
+    pure = adapt(model, loss_fn, params)
+    if given is None or measure:
+        profile = run(pure, batch, machine=given, rounds=rounds, transport=transport, **options)
+    elif device is None:
+        raise ValueError(
+            f"{machine} lacks flops_per_s and memory_bytes_per_s, which the cost model needs; "
+            f"add them, or time the layers here with --measure"
+        )
+    else:
+        profile = estimate(pure, batch, given, device, **options)
+    if output is not None:
+        profile.save(output)
+    if as_json:
+        typer.echo(json.dumps(profile.to_json(), indent=1))
+        return
+    typer.echo(table(profile))
+    if output is not None:
+        typer.echo(f"written to {output}")
+
+
+def load_target(target: str) -> tuple[Any, Any, Any, Any]:
+    """Returns model, loss, batch and params that the function `MODULE:NAME` makes.
+
+    Raises `ValueError` saying what was found instead.
+    """
+    module_name, colon, name = target.partition(":")
+    if not colon or not module_name or not name:
+        raise ValueError(f"{target!r}: expected MODULE:NAME, such as my_package.models:tiny")
+    sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{target!r}: cannot import {module_name} ({error}); run where it can be imported, "
+            f"or set PYTHONPATH"
+        ) from None
+    finally:
+        sys.path.remove(os.getcwd())
+    make = getattr(module, name, None)
+    if not callable(make):
+        raise ValueError(
+            f"{target!r}: {module_name} has no function {name!r}; it has "
+            f"{', '.join(sorted(x for x in vars(module) if not x.startswith('_'))) or 'nothing'}"
+        )
+    made = make()
+    if not isinstance(made, tuple) or len(made) not in (3, 4):
+        size = f" of {len(made)}" if isinstance(made, tuple) else ""
+        raise ValueError(
+            f"{target!r} returned a {type(made).__name__}{size}, expected "
+            f"(model, loss_fn, batch) or (model, loss_fn, batch, params)"
+        )
+    model, loss_fn, batch, *rest = made
+    return model, loss_fn, batch, (rest[0] if rest else None)
+
+
+def named_optimizer(name: str) -> Any:
+    """Returns the optimizer that optax has under `name`, None for 'none'."""
+    if name == "none":
+        return None
+    import optax
+
+    make = getattr(optax, name, None)
+    try:
+        chosen = make(1e-3)  # type: ignore[misc]
+        assert hasattr(chosen, "init")
+    except (TypeError, AssertionError):
+        raise ValueError(
+            f"--optimizer {name!r} is no optimizer of optax that takes a learning rate; "
+            f"try adam, adamw, sgd, lion, adafactor, or none"
+        ) from None
+    return chosen
+
+
+def table(profile: Any) -> str:
+    """Returns the layers and the machine of a profile as text, equal neighbours as one line."""
+    machine = profile.machine
+    capacity = machine.capacity_bytes / (1 << 30)
+    lines = [
+        f"{profile.name}: {profile.num_layers} layers, "
+        f"{sum(x.compute_s for x in profile.layers) * 1e3:.4g} ms for one microbatch",
+        f"machine: {machine.name}, {capacity:.4g} GiB a rank, transfers "
+        f"{machine.latency_s * 1e6:.4g} us + bytes / {machine.bandwidth_bytes_per_s / 1e9:.4g} "
+        f"GB/s, host {machine.host_cost_s * 1e6:.4g} us",
+        "layers    kind                    F ms      I ms      W ms      B ms  "
+        "state MiB  kept MiB   till W   out MiB",
+    ]
+    start = 0
+    for stop in range(1, profile.num_layers + 1):
+        if stop < profile.num_layers and profile.layers[stop] == profile.layers[start]:
+            continue
+        x = profile.layers[start]
+        where = str(start) if stop == start + 1 else f"{start}-{stop - 1}"
+        times = (x.forward_s, x.input_grad_s, x.weight_grad_s, x.fused_backward_s)
+        sizes = (x.state_bytes, x.residual_bytes, x.weight_residual_bytes, x.output_bytes)
+        lines.append(
+            f"{where:9s} {x.kind:18.18s}"
+            + "".join(f"{t * 1e3:10.4g}" for t in times)
+            + " "
+            + "".join(f"{n / (1 << 20):10.4g}" for n in sizes)
+        )
+        start = stop
+    return "\n".join(lines)

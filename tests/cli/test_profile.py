@@ -1,0 +1,103 @@
+"""`octopipe profile`, as a user calls it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from octojax.cli import main
+from octojax.ir import Profile
+
+MODEL = """
+import jax, jax.numpy as jnp
+
+def tiny():
+    params = {"emb": jnp.ones((8, 4)), "layers": [jnp.ones((4, 4))] * 2, "out": jnp.ones((4, 8))}
+    def loss(params, batch):
+        x = params["emb"][batch]
+        for w in params["layers"]:
+            x = jnp.tanh(x @ w)
+        return jnp.mean(jax.nn.logsumexp(x @ params["out"], axis=-1))
+    return params, loss, jnp.arange(6)
+
+def wrong():
+    return 1, 2
+
+number = 3
+"""
+MACHINE = {
+    "name": "made up",
+    "capacity_bytes": 1e9,
+    "latency_s": 1e-5,
+    "bandwidth_bytes_per_s": 1e9,
+    "flops_per_s": 1e12,
+    "memory_bytes_per_s": 1e11,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tiny_model_for_profile.py").write_text(MODEL)
+    (tmp_path / "machine.json").write_text(json.dumps(MACHINE))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(["profile", *arguments])
+    out = capsys.readouterr()
+    return stop.value.code, out.out, out.err
+
+
+def test_estimate_for_a_described_machine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = "tiny_model_for_profile:tiny"
+    code, out, err = call(
+        capsys, target, "--machine", "machine.json", "-o", "p.json", "--ranks", "2"
+    )
+    assert (code, err) == (0, "")
+    assert "machine: made up" in out
+    assert "written to p.json" in out
+    found = Profile.load(folder / "p.json")
+    assert found.name == target
+    assert found.ranks == 2
+    assert found.machine.latency_s == 1e-5
+    assert found.num_layers == 4
+    assert all(x.forward_s > 0 for x in found.layers)
+
+
+def test_measure_here_and_print_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(
+        capsys,
+        "tiny_model_for_profile:tiny",
+        *("--measure", "--machine", "machine.json", "--rounds", "1", "--json"),
+    )
+    assert (code, err) == (0, "")
+    found = Profile.from_json(json.loads(out))
+    assert found.machine.name == "made up"
+    assert found.layers[1].compute_s > 0
+    assert "measured" in dict(found.extra)["costs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tiny"], "expected MODULE:NAME"),
+        (["no_such_module_here:f"], "cannot import no_such_module_here"),
+        (["tiny_model_for_profile:absent"], "has no function 'absent'; it has"),
+        (["tiny_model_for_profile:number"], "has no function 'number'"),
+        (["tiny_model_for_profile:wrong"], "returned a tuple of 2, expected"),
+        (["tiny_model_for_profile:tiny", "--optimizer", "walk"], "'walk' is no optimizer of optax"),
+        (["tiny_model_for_profile:tiny", "--machine", "bad.json"], "unknown ['colour']"),
+        (["tiny_model_for_profile:tiny", "--machine", "slow.json"], "lacks flops_per_s"),
+        (["tiny_model_for_profile:tiny", "--machine", "absent.json"], "absent.json"),
+    ],
+)
+def test_mistakes_are_told(
+    arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "bad.json").write_text(json.dumps({**MACHINE, "colour": "blue"}))
+    (folder / "slow.json").write_text(json.dumps({"latency_s": 1e-6}))
+    code, out, err = call(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
