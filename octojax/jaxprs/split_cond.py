@@ -13,11 +13,12 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from octojax.compat import new_jaxpr
 from octojax.jaxprs.choose_residuals import choose_residuals
 from octojax.jaxprs.dataflow import Atom, free_vars, needed_for
+from octojax.jaxprs.loop import close_cond
 from octojax.jaxprs.partition_backward import Cut, partition_backward
 
 
@@ -47,8 +48,8 @@ def split_cond(eqn: JaxprEqn, late: set[int]) -> list[JaxprEqn]:
         second.append(new_jaxpr([*branch.invars, *given], ends, after))
     stacks = [Var(slot.aval) for slot in slots]
     return [
-        _cond(eqn, first, eqn.invars, [*(eqn.outvars[i] for i in early), *stacks]),
-        _cond(eqn, second, [*eqn.invars, *stacks], [eqn.outvars[i] for i in moved]),
+        close_cond(eqn, first, eqn.invars, [*(eqn.outvars[i] for i in early), *stacks]),
+        close_cond(eqn, second, [*eqn.invars, *stacks], [eqn.outvars[i] for i in moved]),
     ]
 
 
@@ -105,26 +106,3 @@ def _zeros(like: Var) -> tuple[Atom, list[JaxprEqn]]:
     shape, dtype = like.aval.shape, like.aval.dtype
     jaxpr = jax.make_jaxpr(lambda: jnp.zeros(shape, dtype))().jaxpr
     return jaxpr.outvars[0], list(jaxpr.eqns)
-
-
-def _cond(
-    eqn: JaxprEqn,
-    branches: Sequence[ClosedJaxpr],
-    invars: Sequence[Atom],
-    outvars: Sequence[Var],
-) -> JaxprEqn:
-    """Returns the cond over these branches without the operands that none of them reads."""
-    opened = [b.jaxpr for b in branches]
-    read = [set(free_vars(b.eqns, b.outvars)) for b in opened]
-    used = [
-        at
-        for at in range(len(invars) - 1)
-        if any(b.invars[at] in r for b, r in zip(opened, read, strict=True))
-    ]
-    trimmed = tuple(new_jaxpr([b.invars[at] for at in used], b.outvars, b.eqns) for b in opened)
-    return eqn.replace(
-        invars=[invars[0], *(invars[at + 1] for at in used)],
-        outvars=list(outvars),
-        params={**eqn.params, "branches": trimmed},
-        effects=frozenset(x for b in trimmed for x in b.effects),
-    )

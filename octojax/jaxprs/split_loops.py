@@ -11,7 +11,8 @@ from jax.extend.core import JaxprEqn
 
 from octojax.compat import new_jaxpr
 from octojax.jaxprs.dataflow import Atom, is_dropped, is_var, needed_for
-from octojax.jaxprs.fission_scan import fission_scan, settle_late
+from octojax.jaxprs.fission_scan import fission_scan
+from octojax.jaxprs.loop import settle_late
 from octojax.jaxprs.operations import is_contraction, is_opaque
 from octojax.jaxprs.split_cond import split_cond
 
@@ -41,7 +42,7 @@ def split_loops(
 
 
 def _split(eqn: JaxprEqn, late: set[int]) -> list[JaxprEqn]:
-    if not late:
+    if not late or eqn.effects:
         return [eqn]
     if eqn.primitive.name == "scan":
         late = settle_late(eqn, late)

@@ -24,11 +24,11 @@ from octojax.jaxprs.dataflow import (
     Atom,
     free_vars,
     is_var,
-    needed_for,
     reached_from,
 )
 from octojax.jaxprs.partition_backward import partition_backward
 from octojax.jaxprs.split_loops import split_loops
+from octojax.jaxprs.trim_loops import trim_loops
 from octojax.stages.joint import Joint, trace_joint
 from octojax.stages.program import ForwardStage, Program, Ref, Role, Stage
 
@@ -125,7 +125,7 @@ def _storing(stage: ForwardStage, joint: Joint) -> Stage:
 def _recomputing(stage: ForwardStage, joint: Joint) -> Stage:
     """Returns the stage whose forward stores nothing but mutable state that it read."""
     plain = _storing(stage, joint)
-    again = _needed(joint.forward, _crossing(joint))
+    again = trim_loops(joint.forward, _crossing(joint))
     states = [v for v in free_vars(again) if v in _having(joint, Role.STATE)]
     count = sum(w.role is Role.RESIDUAL for w in plain.forward.writes)
     saved = {v: Ref(Role.RESIDUAL, count + i) for i, v in enumerate(states)}
@@ -157,6 +157,7 @@ def _split(
     """Returns the input-gradient program and, unless nothing is left for it, the other one."""
     urgent = {r: v for r, v in joint.grads.items() if r.role is Role.INPUT_GRAD}
     later = {r: v for r, v in joint.grads.items() if r.role is Role.PARAM_GRAD}
+    eqns = trim_loops(eqns, joint.grads.values())
     eqns = split_loops(eqns, list(urgent.values()), list(later.values()))
     lasting = _having(joint, *_AT_HAND)
     cut = partition_backward(eqns, list(urgent.values()), list(later.values()), lasting)
@@ -200,18 +201,13 @@ def _sources(joint: Joint) -> tuple[set[Var], set[Var]]:
 
 def _crossing(joint: Joint) -> list[Var]:
     """Returns the forward's values and inputs that the backward equations read."""
-    live = _needed(joint.backward, joint.grads.values())
+    live = trim_loops(joint.backward, joint.grads.values())
     incoming = set(joint.cotangents.values())
     return [v for v in free_vars(live, joint.grads.values()) if v not in incoming]
 
 
-def _needed(eqns: Sequence[JaxprEqn], outputs) -> list[JaxprEqn]:
-    return [eqns[at] for at in sorted(needed_for(eqns, outputs))]
-
-
 def _forward(joint: Joint, written: dict[Ref, Atom], effects: bool) -> Program:
-    live = needed_for(joint.forward, written.values(), keep_effects=effects)
-    eqns = [joint.forward[at] for at in sorted(live)]
+    eqns = trim_loops(joint.forward, written.values(), keep_effects=effects)
     return _assemble(joint, Kind.FORWARD, eqns, written, {v: r for r, v in joint.inputs.items()})
 
 
@@ -223,7 +219,7 @@ def _program(
     names: dict[Var, Ref],
 ) -> Program:
     """Returns the program that makes `written`, reading what it needs under its name."""
-    return _assemble(joint, kind, _needed(eqns, written.values()), written, names)
+    return _assemble(joint, kind, trim_loops(eqns, written.values()), written, names)
 
 
 def _assemble(

@@ -15,6 +15,7 @@ from jax.extend.core import JaxprEqn, Var, jaxpr_as_fun
 
 from octojax.jaxprs.dataflow import Atom, is_var, reached_from, rename, substitute
 from octojax.jaxprs.inline_calls import inline_calls
+from octojax.jaxprs.thin_stacks import thin_stacks
 from octojax.stages.program import Program, Ref, Role
 
 
@@ -75,7 +76,9 @@ def trace_joint(program: Program, wanted: Sequence[Ref], cotangents: Sequence[Re
     inputs = dict(zip(reads, jaxpr.invars, strict=False))
     incoming = jaxpr.invars[len(reads) :]
     marker = next(i for i, e in enumerate(jaxpr.eqns) if list(e.invars) == list(incoming))
-    names = dict(zip(jaxpr.eqns[marker].outvars, incoming, strict=True))
+    names: dict[Var, Atom] = dict(zip(jaxpr.eqns[marker].outvars, incoming, strict=True))
+    forward, thinner = thin_stacks(jaxpr.eqns[:marker])
+    names |= thinner
     backward = substitute(jaxpr.eqns[marker + 1 :], names)
     ends = rename(jaxpr.outvars, names)
     touched = reached_from(backward, incoming)
@@ -90,7 +93,7 @@ def trace_joint(program: Program, wanted: Sequence[Ref], cotangents: Sequence[Re
         outputs=dict(zip(writes, ends, strict=False)),
         cotangents=dict(zip(cotangents, incoming, strict=True)),
         grads=grads,
-        forward=tuple(jaxpr.eqns[:marker]),
+        forward=tuple(forward),
         backward=tuple(backward),
     )
 

@@ -10,11 +10,13 @@ from jax.extend.core import jaxpr_as_fun
 
 from octojax.compat import new_jaxpr
 from octojax.jaxprs.choose_residuals import choose_residuals
-from octojax.jaxprs.dataflow import free_vars, needed_for, reached_from, var_bytes
+from octojax.jaxprs.dataflow import free_vars, needed_for, reached_from, rename, var_bytes
 from octojax.jaxprs.inline_calls import inline_calls
 from octojax.jaxprs.operations import contraction_work
 from octojax.jaxprs.partition_backward import partition_backward
 from octojax.jaxprs.split_loops import split_loops
+from octojax.jaxprs.thin_stacks import thin_stacks
+from octojax.jaxprs.trim_loops import trim_loops
 
 W, X = jnp.ones((8, 8)), jnp.ones((4, 8))
 
@@ -202,13 +204,53 @@ def test_rest_that_is_no_plain_sum_stays_a_scan():
     start, xs, weight = jnp.ones((4, 32)), jnp.ones((6, 4, 32)) * 0.1, jnp.ones((32, 32)) * 0.1
     jaxpr = backward_of(step, start, xs, weight, weight)
     dc, _, dw, du = jaxpr.outvars
-    eqns = split_loops(jaxpr.eqns, [dc], [dw, du])
+    eqns = split_loops(trim_loops(jaxpr.eqns, [dc, dw, du]), [dc], [dw, du])
     args = (start, xs, weight, weight)
     split = jaxpr_as_fun(new_jaxpr(jaxpr.invars, (dc, dw, du), eqns))(*args)
     whole = jaxpr_as_fun(new_jaxpr(jaxpr.invars, (dc, dw, du), jaxpr.eqns))(*args)
     for a, b in zip(split, whole, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
     assert sum(e.primitive.name == "scan" for e in eqns) == 3
+
+
+def test_stacks_that_follow_from_others_are_not_made_by_the_loop():
+    def fn(x, w):
+        def step(c, x):
+            h = jnp.tanh(c @ w + x)
+            return h, (h, h, 1 - h, (1 - h) * x)
+
+        return jax.lax.scan(step, x[0], x)
+
+    args = (jnp.ones((5, 4, 8)) * 0.1, W * 0.1)
+    jaxpr = trace(fn, *args)
+    eqns, names = thin_stacks(jaxpr.eqns)
+    (loop,) = [e for e in eqns if e.primitive.name == "scan"]
+    assert len(loop.outvars) == 2  # the carry and one stack
+    thin = new_jaxpr(jaxpr.invars, rename(jaxpr.outvars, names), eqns)
+    for a, b in zip(jaxpr_as_fun(thin)(*args), jax.tree.leaves(fn(*args)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_unread_carries_stacks_and_branch_outputs_are_not_computed():
+    def fn(x, w):
+        def step(c, x):
+            a, b = c
+            return (jnp.sin(a), b @ w), (a, jnp.cos(x))
+
+        def both(v):
+            return jnp.sin(v), jnp.cos(v)
+
+        (a, _), _ = jax.lax.scan(step, (x[0], x[0]), x)
+        return jax.lax.cond(a[0, 0] > 0, both, lambda v: (v, v @ w), a)[0]
+
+    args = (jnp.ones((5, 4, 8)) * 0.1, W)
+    jaxpr = trace(fn, *args)
+    eqns = trim_loops(jaxpr.eqns, jaxpr.outvars)
+    loop = next(e for e in eqns if e.primitive.name == "scan")
+    assert names_of(loop.params["jaxpr"].jaxpr.eqns) == ["sin"]
+    assert sum(map(contraction_work, eqns)) == 0
+    trimmed = new_jaxpr(jaxpr.invars, jaxpr.outvars, eqns)
+    np.testing.assert_allclose(jaxpr_as_fun(trimmed)(*args)[0], fn(*args), rtol=1e-6)
 
 
 def test_branches_share_the_places_of_what_they_keep():

@@ -1,0 +1,86 @@
+"""Makes a scan stack no value twice, nor one that follows cheaply from the other stacks.
+
+    hs, hs2, gs = scan {h = tanh(...); g = 1 - h; stack h, h, g}
+      becomes
+    hs = scan {h = tanh(...); stack h};  gs = 1 - hs          and hs2 is read as hs
+
+Reverse differentiation stacks what each step's derivative reads, one stack per use.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import jax
+from jax.extend.core import JaxprEqn, Var, jaxpr_as_fun
+
+from octojax.compat import new_jaxpr
+from octojax.jaxprs.choose_residuals import choose_residuals
+from octojax.jaxprs.dataflow import Atom, free_vars, is_var, rename, stacked_aval, substitute
+from octojax.jaxprs.inline_calls import inline_calls
+from octojax.jaxprs.loop import Loop, close_loop, open_loop, restrict_loop
+
+
+def thin_stacks(eqns: Sequence[JaxprEqn]) -> tuple[list[JaxprEqn], dict[Var, Atom]]:
+    """Returns the equations with thinner scans, and what to read instead of the stacks dropped.
+
+    The equations themselves read the new names already.
+    """
+    out: list[JaxprEqn] = []
+    names: dict[Var, Atom] = {}
+    for eqn in _renamed(eqns, names):
+        if eqn.primitive.name != "scan" or eqn.effects:
+            out.append(eqn)
+            continue
+        made, changed = _thin(eqn)
+        out += made
+        names.update(changed)
+    return out, names
+
+
+def _renamed(eqns: Sequence[JaxprEqn], names: dict[Var, Atom]) -> Iterator[JaxprEqn]:
+    """Yields the equations under `names`, which may grow meanwhile."""
+    for eqn in eqns:
+        yield substitute([eqn], names)[0]
+
+
+def _thin(eqn: JaxprEqn) -> tuple[list[JaxprEqn], dict[Var, Atom]]:
+    loop = open_loop(eqn)
+    carries = len(loop.carry)
+    inside = {v for e in loop.body for v in e.outvars}
+    ends = zip(loop.ends[carries:], loop.outs[carries:], strict=True)
+    stacks = [(v, out) for v, out in ends if is_var(v) and v in inside]
+    wanted = list(dict.fromkeys(v for v, _ in stacks))
+    stored = choose_residuals(loop.body, wanted, set(loop.consts) | set(loop.xs))
+    if len(stored.values) >= len(stacks):
+        return [eqn], {}
+    old = dict(reversed(stacks))
+    held = {v: old.get(v) or Var(stacked_aval(loop.length, v)) for v in stored.values}
+    kept = set(held.values())
+    dropped = [(v, out) for v, out in stacks if out not in kept]
+    gone = {out for _, out in dropped}
+    left = [at for at, out in enumerate(loop.outs) if out not in gone]
+    extra = {v: name for v, name in held.items() if v not in old}
+    thinner = close_loop(restrict_loop(loop, loop.body, left, stacks=extra))
+    after, changed = _after(loop, dropped, stored.repeated, held)
+    return [thinner, *after], changed
+
+
+def _after(
+    loop: Loop,
+    dropped: Sequence[tuple[Var, Var]],
+    repeated: Sequence[int],
+    held: dict[Var, Var],
+) -> tuple[list[JaxprEqn], dict[Var, Atom]]:
+    """Returns equations that make the dropped stacks from those held, and where they are."""
+    ends = [v for v, _ in dropped]
+    body = [loop.body[at] for at in repeated]
+    read = free_vars(body, ends)
+    outer = [held[v] if v in held else {**loop.xs, **loop.consts}[v] for v in read]
+    axes = tuple(None if v in loop.consts else 0 for v in read)
+    steps = jaxpr_as_fun(new_jaxpr(read, ends, body))
+    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in outer]
+    run = jax.vmap(steps, axes, axis_size=loop.length)
+    jaxpr = inline_calls(jax.make_jaxpr(run)(*shapes)).jaxpr
+    given = dict(zip(jaxpr.invars, outer, strict=True))
+    found = rename(jaxpr.outvars, given)
+    changed = {out: name for (_, out), name in zip(dropped, found, strict=True)}
+    return substitute(jaxpr.eqns, given), changed
