@@ -1,109 +1,191 @@
-"""The cost model: what a program should take on a described machine, as a roofline.
+"""What layers cost on a described device, from their equations alone: no run, no device.
 
-Contractions take the longer of their operations at the machine's rate and their bytes at its
-memory's. Everything between them is fused: of elementwise work only the values count that enter
-or leave a fusion, each written once and read once. A scan takes its length times its body, a
-cond its dearest branch.
+A roofline: an equation takes the longer of its operations at the device's rate and its bytes at
+the device's bandwidth. Elementwise equations are taken as fused: only what contractions, loops
+and layer borders read or write moves through memory.
 
-Source of the roofline model: Williams, Waterman, Patterson, CACM 52(4), 2009.
+Backward, in units of the forward (Qi et al., "Zero Bubble Pipeline Parallelism", section 2):
+
+    contraction with weights      I 1   W 1
+    contraction of activations    I 2   W 0      (attention scores)
+    everything else               I 2   W 0
+    inside jax.checkpoint         I + 1 forward
+
+Measured profiles are better where there is a device; this one is for machines that are not at
+hand, and as a first guess.
 """
 
-import json
-from collections import Counter
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import JaxprEqn, Var
 
 from octojax import compat
-from octojax.errors import FormatError, ProfileError
-from octojax.ir import Machine
-from octojax.jaxprs.count import operations, sub_jaxprs
-from octojax.jaxprs.inline_calls import inline_calls
-
-_CONTRACTIONS = ("dot_general", "conv_general_dilated", "ragged_dot", "scatter")
+from octojax.compat import REMAT_NAMES
+from octojax.ir.profile import LayerCost, Machine, Profile
+from octojax.jaxprs.count import is_heavy, operations, sub_jaxprs
+from octojax.layers import classify
+from octojax.layers.classify import Classes, Depends
+from octojax.layers.find import LayeredLoss, units_read
 
 
 @dataclass(frozen=True)
 class Device:
-    """The rates of one rank: operations in contractions that it really reaches, and memory."""
+    """One rank's device. `efficiency` is the share of the peak rate that contractions reach.
+
+    `launch_s` is paid once per program, `optimizer_slots` arrays per weight are kept besides
+    the weight and its gradient.
+    """
 
     flops_per_s: float
-    memory_bytes_per_s: float
+    bandwidth_bytes_per_s: float
+    efficiency: float = 0.5
+    launch_s: float = 0.0
+    optimizer_slots: int = 2
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if not getattr(self, field.name) > 0:
-                raise ProfileError(
-                    f"a described machine needs {field.name} > 0, found {getattr(self, field.name)}"
-                )
+        for name in ("flops_per_s", "bandwidth_bytes_per_s", "efficiency"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"device: {name} = {getattr(self, name)}, expected > 0")
+        if self.launch_s < 0 or self.optimizer_slots < 0:
+            raise ValueError(
+                f"device: launch_s = {self.launch_s}, optimizer_slots = {self.optimizer_slots}, "
+                f"expected >= 0"
+            )
+
+    def time_s(self, flops: float, nbytes: float) -> float:
+        return max(
+            flops / (self.flops_per_s * self.efficiency), nbytes / self.bandwidth_bytes_per_s
+        )
 
 
-def read_machine(path: str | Path) -> tuple[Machine, Device | None]:
-    """Returns the machine described in a JSON file, and its rates if it gives them.
+@dataclass(frozen=True)
+class Work:
+    """Operations of one layer's forward, and what must stay in memory, in bytes.
 
-    The file holds the fields of `octojax.ir.Machine` and, for the cost model, `flops_per_s` and
-    `memory_bytes_per_s`. A profile will do: its machine is taken. Raises `FormatError`.
+    `weighted` are contractions with weights, `other` contractions and loops without, `light`
+    the rest; `repeated` is what jax.checkpoint computes again in the backward.
     """
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise FormatError(f"{path}: not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise FormatError(f"{path}: a machine is a JSON object, found {type(data).__name__}")
-    given = dict(data.get("machine", data))
-    rates = {f.name: given.pop(f.name) for f in fields(Device) if f.name in given}
-    unknown = sorted(set(given) - set(Machine.__dataclass_fields__))
-    if unknown:
-        known = [*Machine.__dataclass_fields__, *(f.name for f in fields(Device))]
-        raise FormatError(f"{path}: unknown {unknown}; fields are {', '.join(known)}")
-    try:
-        machine = Machine(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
-        device = Device(**rates) if len(rates) == len(fields(Device)) else None
-    except TypeError as error:
-        raise FormatError(f"{path}: {error}") from None
-    return machine, device
+
+    weighted: float
+    other: float
+    light: float
+    repeated: float
+    moved_bytes: int
+    param_bytes: int
+    residual_bytes: int
+    weight_residual_bytes: int
 
 
-def seconds(program: ClosedJaxpr, device: Device) -> float:
-    """Returns the estimated time of one run of `program`."""
-    return _seconds(compat.split_consts(inline_calls(program))[0], device)
+def estimate(
+    layered: LayeredLoss,
+    device: Device,
+    machine: Machine | None = None,
+    *,
+    name: str = "estimate",
+    ranks: int | None = None,
+    microbatches: int | None = None,
+) -> Profile:
+    """The profile of a model's layers for one microbatch, by the cost model of this module."""
+    layers = tuple(
+        _cost(device, work, layer.kind, layer.output_bytes)
+        for layer, work in zip(layered.graph.layers, layer_work(layered))
+    )
+    return Profile(name, layers, machine or Machine(), ranks, microbatches)
 
 
-def _seconds(jaxpr: Any, device: Device) -> float:
-    inner = {id(eqn): list(sub_jaxprs(eqn)) for eqn in jaxpr.eqns}
-    heavy = [eqn for eqn in jaxpr.eqns if inner[id(eqn)] or _is_contraction(eqn)]
-    light = [eqn for eqn in jaxpr.eqns if not (inner[id(eqn)] or _is_contraction(eqn))]
-    total = _fused_bytes(jaxpr, heavy, light) / device.memory_bytes_per_s
-    for eqn in heavy:
-        bodies = inner[id(eqn)]
-        if bodies:
-            turns = eqn.params.get("length", 1)
-            total += turns * max(_seconds(body, device) for body in bodies)
-        else:
-            compute_s = operations(eqn) / device.flops_per_s
-            moved = sum(map(_bytes, (*eqn.invars, *eqn.outvars)))
-            total += max(compute_s, moved / device.memory_bytes_per_s)
-    return total
+def _cost(device: Device, work: Work, kind: str, output_bytes: int) -> LayerCost:
+    moved, params = work.moved_bytes, work.param_bytes
+    forward = work.weighted + work.other + work.light
+    input_grad = work.weighted + 2 * (work.other + work.light) + work.repeated
+    return LayerCost(
+        kind=kind,
+        forward_s=device.launch_s + device.time_s(forward, moved + params),
+        input_grad_s=device.launch_s + device.time_s(input_grad, 2 * moved + params),
+        weight_grad_s=device.launch_s
+        + device.time_s(work.weighted, work.weight_residual_bytes + 2 * params),
+        backward_s=device.launch_s
+        + device.time_s(input_grad + work.weighted, 2 * moved + 3 * params),
+        param_bytes=params,
+        state_bytes=params * (2 + device.optimizer_slots),
+        residual_bytes=work.residual_bytes,
+        weight_residual_bytes=work.weight_residual_bytes,
+        output_bytes=output_bytes,
+    )
 
 
-def _is_contraction(eqn: Any) -> bool:
-    return eqn.primitive.name.startswith(_CONTRACTIONS)
+def layer_work(layered: LayeredLoss) -> tuple[Work, ...]:
+    """The work of every layer, counted from its equations."""
+    bounds = layered.bounds
+    return tuple(_work(layered, layered.steps[start:stop]) for start, stop in pairwise(bounds))
 
 
-def _bytes(atom: Any) -> int:
-    return compat.num_bytes(atom.aval)
+def _work(layered: LayeredLoss, group: Sequence[int]) -> Work:
+    normal, depends = layered.normal, layered.depends
+    eqns = [normal.flat.eqns[at] for at in group]
+    heavy = [eqn for eqn in eqns if is_heavy(eqn)]
+    total = sum(map(operations, eqns))
+    contractions = sum(map(operations, heavy))
+    weighted = sum(_weighted(eqn, depends) for eqn in heavy)
+    residuals = _residuals(eqns, depends)
+    inputs = [eqn for eqn in heavy if _weighted(eqn, depends)]
+    units = units_read(normal, depends, group)
+    return Work(
+        weighted=weighted,
+        other=contractions - weighted,
+        light=total - contractions,
+        repeated=sum(operations(eqn) for eqn in eqns if eqn.primitive.name in REMAT_NAMES),
+        moved_bytes=_bytes(
+            v for eqn in heavy for v in _activations((*eqn.invars, *eqn.outvars), depends)
+        ),
+        param_bytes=sum(compat.num_bytes(normal.unit_avals[u]) for u in units),
+        residual_bytes=_bytes(residuals),
+        weight_residual_bytes=_bytes(
+            v for eqn in inputs for v in (*_activations(eqn.invars, depends), *eqn.outvars)
+        ),
+    )
 
 
-def _fused_bytes(jaxpr: Any, heavy: list[Any], light: list[Any]) -> int:
-    """Bytes that elementwise work reads and writes if all of it between contractions is fused.
+def _weighted(eqn: JaxprEqn, depends: Classes) -> float:
+    """The operations of contractions with weights in an equation, at any depth."""
+    if not any(classify.of(depends, x) == Depends.PARAM for x in eqn.invars):
+        return 0.0
+    bodies = list(sub_jaxprs(eqn))
+    if not bodies:
+        return operations(eqn)
+    found = [0.0]
+    for body in bodies:  # the last operands are the body's (a cond's first is the branch)
+        outer = eqn.invars[len(eqn.invars) - len(body.invars) :]
+        classes = classify.classify(
+            body.eqns, {v: classify.of(depends, x) for v, x in zip(body.invars, outer)}
+        )
+        found.append(sum(_weighted(inner, classes) for inner in body.eqns if is_heavy(inner)))
+    return max(found) * eqn.params.get("length", 1)
 
-    A value that lives inside a fusion costs nothing; one that comes from outside is read once,
-    one that is needed outside is written once.
+
+def _residuals(eqns: Sequence[JaxprEqn], depends: Classes) -> list[Var]:
+    """The activations that a backward reads: operands of products, results of functions.
+
+    A checkpointed or looping equation keeps its operands.
     """
-    made = {v for eqn in light for v in eqn.outvars}
-    outside = Counter(v for eqn in heavy for v in eqn.invars if not isinstance(v, Literal))
-    outside.update(v for v in jaxpr.outvars if not isinstance(v, Literal))
-    read = {v for eqn in light for v in eqn.invars if not isinstance(v, Literal) and v not in made}
-    return sum(map(_bytes, read)) + sum(_bytes(v) for v in made if outside[v])
+    found: dict[Var, None] = {}
+    for eqn in eqns:
+        name = eqn.primitive.name
+        if is_heavy(eqn) or name in _PRODUCTS:
+            found.update((v, None) for v in _activations(eqn.invars, depends))
+        elif name in _FUNCTIONS:
+            found.update((v, None) for v in eqn.outvars)
+    return list(found)
+
+
+_PRODUCTS = frozenset({"mul", "div", "custom_jvp_call", "custom_vjp_call", "integer_pow", "pow"})
+_FUNCTIONS = frozenset({"tanh", "exp", "logistic", "sqrt", "rsqrt", "max", "min", "sin", "cos"})
+
+
+def _activations(atoms: Sequence[compat.Atom], depends: Classes) -> list[Var]:
+    return [v for v in atoms if isinstance(v, Var) and classify.of(depends, v).is_activation]
+
+
+def _bytes(values: Iterable[Var]) -> int:
+    return sum(compat.num_bytes(v.aval) for v in dict.fromkeys(values))

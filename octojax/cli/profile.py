@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -39,28 +40,37 @@ def command(
 ) -> None:
     """Profile a model: measured on the devices at hand, or by the cost model with --machine."""
     model, loss_fn, batch, params = load_target(target)
+    given, device = (None, None) if machine is None else read_machine(machine)
     from octojax.frontends import adapt
-    from octojax.profiling import estimate, read_machine
     from octojax.profiling import measure as run
 
-    given, device = (None, None) if machine is None else read_machine(machine)
-    options: dict[str, Any] = {
-        "optimizer": named_optimizer(optimizer),
-        "min_layers": min_layers,
-        "name": target,
-        "ranks": ranks,
-        "microbatches": microbatches,
-    }
     pure = adapt(model, loss_fn, params)
     if given is None or measure:
-        profile = run(pure, batch, machine=given, rounds=rounds, transport=transport, **options)
+        profile: Any = run(
+            pure,
+            batch,
+            optimizer=named_optimizer(optimizer),
+            min_layers=min_layers,
+            rounds=rounds,
+            machine=given,
+            transport=transport,
+            name=target,
+            ranks=ranks,
+            microbatches=microbatches,
+        )
     elif device is None:
         raise ValueError(
-            f"{machine} lacks flops_per_s and memory_bytes_per_s, which the cost model needs; "
-            f"add them, or time the layers here with --measure"
+            f'{machine} lacks "device", which the cost model needs, such as '
+            f'{{"flops_per_s": 9.9e14, "bandwidth_bytes_per_s": 3.3e12}}; add it, or time the '
+            f"layers here with --measure"
         )
     else:
-        profile = estimate(pure, batch, given, device, **options)
+        layered = find(pure, batch, min_layers)
+        from octojax.costs import estimate
+
+        profile = estimate(
+            layered, device, given, name=target, ranks=ranks, microbatches=microbatches
+        )
     if output is not None:
         profile.save(output)
     if as_json:
@@ -122,6 +132,53 @@ def named_optimizer(name: str) -> Any:
             f"try adam, adamw, sgd, lion, adafactor, or none"
         ) from None
     return chosen
+
+
+def find(pure: Any, batch: Any, min_layers: int) -> Any:
+    """Returns the layers of a loss for one microbatch."""
+    from octojax.layers import find_layers
+    from octojax.profiling import shapes_of
+    from octojax.trace import trace_loss
+
+    return find_layers(trace_loss(pure.fn, pure.params, shapes_of(batch), pure.state), min_layers)
+
+
+def read_machine(path: str) -> tuple[Any, Any]:
+    """Returns the `Machine` described in a JSON file, and its `octojax.costs.Device` if given.
+
+    The file holds the fields of the first, and under "device" those of the second. A profile
+    will do: its machine is taken. Raises `FormatError`.
+    """
+    from octojax.costs import Device
+    from octojax.errors import FormatError
+    from octojax.ir import Machine
+
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise FormatError(f"{path}: not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise FormatError(f"{path}: a machine is a JSON object, found {type(data).__name__}")
+    given = dict(data.get("machine", data))
+    rates = given.pop("device", None)
+    found: list[Any] = []
+    for record, values in ((Machine, given), (Device, rates)):
+        if values is None:
+            found.append(None)
+            continue
+        known = record.__dataclass_fields__
+        unknown = [key for key in values if key not in known]
+        if unknown:
+            raise FormatError(
+                f"{path}: unknown {unknown} in {record.__name__.lower()}; fields are "
+                f"{', '.join(known)}"
+            )
+        try:
+            fields = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+            found.append(record(**fields))
+        except TypeError as error:
+            raise FormatError(f"{path}: {error}") from None
+    return found[0], found[1]
 
 
 def table(profile: Any) -> str:

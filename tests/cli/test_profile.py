@@ -30,8 +30,7 @@ MACHINE = {
     "capacity_bytes": 1e9,
     "latency_s": 1e-5,
     "bandwidth_bytes_per_s": 1e9,
-    "flops_per_s": 1e12,
-    "memory_bytes_per_s": 1e11,
+    "device": {"flops_per_s": 1e12, "bandwidth_bytes_per_s": 1e11},
 }
 
 
@@ -89,7 +88,7 @@ def test_measure_here_and_print_json(folder: Path, capsys: pytest.CaptureFixture
         (["tiny_model_for_profile:wrong"], "returned a tuple of 2, expected"),
         (["tiny_model_for_profile:tiny", "--optimizer", "walk"], "'walk' is no optimizer of optax"),
         (["tiny_model_for_profile:tiny", "--machine", "bad.json"], "unknown ['colour']"),
-        (["tiny_model_for_profile:tiny", "--machine", "slow.json"], "lacks flops_per_s"),
+        (["tiny_model_for_profile:tiny", "--machine", "slow.json"], 'lacks "device"'),
         (["tiny_model_for_profile:tiny", "--machine", "absent.json"], "absent.json"),
     ],
 )
