@@ -1,0 +1,174 @@
+"""What the executor costs: a pipelined step against the plain accumulating step, in one run.
+
+    python benchmarks/overhead.py                  tiny and mid-size hybrid, 2 ranks
+    python benchmarks/overhead.py --sizes tiny --schedules 1f1b,gpipe --repeats 30
+
+Both steps do the same work: gradients of 8 microbatches, summed, and one Adam update. Times are
+medians over repeats that take turns, so that a busy machine slows all alike.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+from rich.console import Console
+from rich.table import Table
+
+import octojax as octopipe
+from octojax.executor.run import run_rank
+from octojax.models import jamba
+
+SIZES = {
+    # name: (width, vocabulary, rows, sequence)
+    "tiny": (32, 64, 16, 16),
+    "mid": (128, 256, 32, 64),
+}
+
+
+def plain_step(
+    model: nnx.Module, optimizer: optax.GradientTransformation, microbatches: int
+) -> tuple[Callable[[Any, Any, Any], Any], Any]:
+    """Returns the jitted unpipelined step, `lax.scan` over microbatches, and its parameters."""
+    graphdef, params = nnx.split(model, nnx.Param)
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        return jamba.loss(nnx.merge(graphdef, params), batch)
+
+    def step(params: Any, opt_state: Any, batch: Any) -> Any:
+        parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
+
+        def add(total: Any, part: Any) -> tuple[Any, None]:
+            found = jax.value_and_grad(loss)(params, part)
+            return jax.tree.map(lambda a, b: a + b / microbatches, total, found), None
+
+        zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+        (value, grads), _ = jax.lax.scan(add, zeros, parts)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value
+
+    return jax.jit(step, donate_argnums=(0, 1)), jax.tree.map(jnp.copy, params)
+
+
+def python_per_action_us(step: octopipe.TrainStep, repeats: int = 20) -> float:
+    """Returns the executor's own Python time per instruction: every program is a stub."""
+    times, count = [], 0
+    for part in step.loss.trainer.engine.parts:
+        stubs = [
+            (lambda *_, made=(None,) * len(writes): made, read, writes, frees)
+            for _, read, writes, frees in part.bound
+        ]
+        slots: list[Any] = [None] * part.program.num_slots
+        count += len(stubs)
+        best = float("inf")
+        for _ in range(repeats):
+            start = time.perf_counter()
+            run_rank(stubs, slots)
+            best = min(best, time.perf_counter() - start)
+        times.append(best)
+    return 1e6 * sum(times) / count
+
+
+def measure(size: str, schedules: list[str], ranks: int, repeats: int, transport: str) -> Table:
+    width, vocabulary, rows, sequence = SIZES[size]
+    microbatches, optimizer = 8, optax.adam(1e-3)
+    model = jamba.Jamba(jamba.tiny(width, vocabulary=vocabulary), rngs=nnx.Rngs(0))
+    count = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    rng = np.random.default_rng(0)
+    tokens = jnp.asarray(rng.integers(0, vocabulary, (rows, sequence + 1)), jnp.int32)
+    batch = {"tokens": tokens}
+    mesh = Mesh(np.array(jax.devices()[:ranks]), ("pipe",))
+
+    plain, params = plain_step(model, optimizer, microbatches)
+    start = time.perf_counter()
+    held = [params, optimizer.init(params)]
+
+    def run_plain() -> None:
+        *held[:], loss = plain(*held, batch)
+        jax.block_until_ready((held, loss))
+
+    run_plain()
+    first_plain = time.perf_counter() - start
+    runs: dict[str, Callable[[], None]] = {"plain": run_plain}
+    facts: dict[str, tuple[float, int, float]] = {"plain": (first_plain, 1, 0.0)}
+    for name in schedules:
+        start = time.perf_counter()
+        step = octopipe.compile(
+            model,
+            jamba.loss,
+            optimizer,
+            batch,
+            mesh=mesh,
+            microbatches=microbatches,
+            schedule=name,
+            transport=transport,
+            progress=False,
+        )
+        state = [step.init()]
+
+        def run(step: octopipe.TrainStep = step, state: list[Any] = state) -> None:
+            state[0], metrics = step(state[0], batch)
+            jax.block_until_ready((state[0], metrics))
+
+        run()
+        first = time.perf_counter() - start
+        runs[name] = run
+        facts[name] = (first, step.report.compilations, python_per_action_us(step))
+
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    base = statistics.median(seconds["plain"])
+    table = Table(title=f"{size}: {count / 1e3:.0f}k parameters, {ranks} ranks, {transport}")
+    for column in ("step", "ms", "x plain", "first call s", "x plain", "compilations", "us/action"):
+        table.add_column(column, justify="left" if column == "step" else "right")
+    for name, found in seconds.items():
+        median = statistics.median(found)
+        first, compilations, python_us = facts[name]
+        table.add_row(
+            name,
+            f"{1e3 * median:.1f}",
+            f"{median / base:.2f}",
+            f"{first:.1f}",
+            f"{first / first_plain:.2f}",
+            str(compilations),
+            f"{python_us:.1f}" if python_us else "",
+        )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--sizes", default="tiny,mid")
+    parser.add_argument("--schedules", default="1f1b,gpipe,zb-h1,interleaved")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--transport", default="auto")
+    arguments = parser.parse_args()
+    for size in arguments.sizes.split(","):
+        table = measure(
+            size,
+            arguments.schedules.split(","),
+            arguments.ranks,
+            arguments.repeats,
+            arguments.transport,
+        )
+        Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()
