@@ -78,7 +78,7 @@ def zb_v(
         per_rank(memory or (stages,), ranks, "memory"),
     )
     plain = handcrafted(ranks, microbatches)
-    uniform = len({*work.forward, *work.input_grad, *work.weight_grad}) == 1 and comm == 0
+    uniform = len({*forward, *input_grad, *weight_grad}) == 1 and comm == 0
     if uniform and memory is None:
         return plain
     fixed: list[Rows] = [[[a for a in row if isinstance(a, Action)] for row in plain.ranks]]
