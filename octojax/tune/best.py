@@ -76,7 +76,7 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
         search.stop = search.stop or "nothing to change"
         return
     actions = 3 * problem.num_layers * problem.microbatches
-    steps = max(20, ROUND_ACTIONS // actions)
+    steps = min(3000, max(20, ROUND_ACTIONS // actions))
     turn = 0
     with ThreadPoolExecutor(WORKERS) as pool:
         while not search.finished():

@@ -11,8 +11,10 @@ import numpy as np
 from octojax.tune.problem import Problem
 
 UNITS = 1 << 18
-"""Resolution of the subset sums, in parts of the mean load of a rank."""
-SAFETY = 1 - 1e-9
+"""Resolution of the rounded subset sums, in parts of the mean load of a rank."""
+EXACT_SUMS = 300_000
+"""Up to so many different sums are kept exactly, which few kinds of layers allow."""
+SAFETY = 1 - 1e-12
 """Rounding of floating point sums never lifts the bound above the truth."""
 
 
@@ -127,20 +129,31 @@ class _Fill:
         equal = len(set(p.speeds.tolist())) == 1
         self.entry = entries_s(p) if equal else np.zeros(p.ranks)
         self.big = int(self.work[1:].argmax()) + 1 if p.num_layers > 1 else 0
-        others = [w for i, w in enumerate(self.work) if i not in (0, self.big)]
-        self.smallest = np.cumsum(sorted(others))
-        sums = 1
+        others = np.array([w for i, w in enumerate(self.work) if i not in (0, self.big)])
+        kinds, counts = np.unique(others, return_counts=True)
+        self.exact = None
+        if np.prod(counts + 1.0) <= EXACT_SUMS:
+            sums = np.zeros(1)
+            for kind, count in zip(kinds, counts, strict=True):
+                sums = (sums[:, None] + kind * np.arange(count + 1)).ravel()
+            self.exact = np.unique(sums)
+            return
+        self.smallest = np.cumsum(np.sort(others))
+        rounded = 1
         limit = (1 << (4 * UNITS)) - 1
         for w in others:
-            sums |= (sums << int(w / self.unit)) & limit
-        self.sums = sums
+            rounded |= (rounded << int(w / self.unit)) & limit
+        self.rounded = rounded
 
     def most(self, room: float) -> float:
         """Returns at least the largest sum of the other layers that is <= `room`."""
         if room < 0:
             return -np.inf
+        if self.exact is not None:
+            at = int(np.searchsorted(self.exact, room * (1 + 1e-12), side="right"))
+            return float(self.exact[at - 1])
         count = int(np.searchsorted(self.smallest, room, side="right"))
-        below = self.sums & ((1 << min(int(room / self.unit) + 1, 4 * UNITS)) - 1)
+        below = self.rounded & ((1 << min(int(room / self.unit) + 1, 4 * UNITS)) - 1)
         return min(room, (below.bit_length() - 1 + count) * self.unit)
 
     def possible(self, makespan_s: float) -> bool:

@@ -155,7 +155,7 @@ def overlap(
 ) -> Iterator[Candidate]:
     """Yields candidates in which another stage's action is moved into a wait for a transfer."""
     for n in _waits(seen, rng):
-        rank, stage, kind, microbatch = seen.rows[n].tolist()
+        rank, stage, _kind, _microbatch = seen.rows[n].tolist()
         later = np.flatnonzero(
             (seen.rows[:, 0] == rank)
             & (seen.starts > seen.starts[n])

@@ -26,6 +26,7 @@ def starting_points(problem: Problem, seed: int = 0, steps: int = 60_000) -> lis
     """Returns candidates with their best priorities each, the quickest first."""
     arrays = problem_arrays(problem)
     found = []
+    steps = min(steps, 2000 * problem.num_layers)
     for order in orders(problem):
         turns = len(order) // problem.ranks
         cuts = [

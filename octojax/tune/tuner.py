@@ -31,6 +31,7 @@ def tune(
     phases: Iterable[str] = PHASES,
     overlap: bool = True,
     target_gap: float | None = None,
+    replicated: bool = True,
     progress: Callable[[Progress], None] | None = None,
 ) -> TuneResult:
     """Returns the plan with the least makespan found whose peaks fit every rank's memory.
@@ -41,8 +42,9 @@ def tune(
     Stops after `seconds` (default 20 if nothing else is given), `iterations`, or at
     `target_gap` above the proven bound; with `iterations` alone the result depends on `seed`
     only. `phases` are those that may change, the others stay as in 1F1B. Without `overlap`
-    the schedule is found as if transfers could not be hidden. A keyboard interrupt returns the
-    best so far.
+    the schedule is found as if transfers could not be hidden. `replicated` allows
+    published plans that keep stages on two ranks (Chimera, DualPipe) as the answer. A keyboard
+    interrupt returns the best so far.
 
     Raises `ValueError` and `ProfileError` for bad input, `CapacityError` when no plan fits.
     """
@@ -58,7 +60,8 @@ def tune(
         known = list(published(problem))
         if method == "best" and wanted == frozenset(PHASES):
             for _, plan, made in sorted(known, key=lambda k: k[2].makespan_s):
-                if fits(made, problem):
+                once = all(len(held) == 1 for held in plan.placement.stages)
+                if fits(made, problem) and (once or replicated):
                     search.offer(plan, "schedule", made)
                     break
         _run(method, search, wanted, seed, overlap)
