@@ -229,4 +229,5 @@ def _machine(data: Any, where: str) -> Machine:
         raise FormatError(
             f"{where}: unknown {unknown}; fields are {', '.join(Machine.__dataclass_fields__)}"
         )
-    return Machine(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    return Machine(**fields)

@@ -23,7 +23,7 @@ from octojax.ir.lowering import Transfer, lower_naively
 from octojax.ir.progress import stuck_ranks
 from octojax.ir.verify import deliverable
 from octojax.passes.one_order import OneOrder
-from octojax.passes.rewriting import PlanOrSchedule
+from octojax.passes.rewriting import PlanOrSchedule, rewritten
 from octojax.simulate.costs import StageCosts
 
 _WINDOW = 64  # places tried per transfer, from its producer on: keeps the pass near linear
@@ -67,7 +67,7 @@ class ReorderComm:
 
     def __call__(self, plan: PlanOrSchedule) -> PlanOrSchedule:
         result = self.reorder(plan).schedule
-        return plan.with_schedule(result) if isinstance(plan, Plan) else result
+        return rewritten(plan, lambda _: result)
 
     def reorder(self, plan: Plan | Schedule) -> Reordered:
         """Returns the lowered table with its order of transfers and the counts of repairs."""

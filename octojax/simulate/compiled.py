@@ -19,7 +19,7 @@ def compiled_timeline(
 ) -> Timeline:
     """Returns the timeline of a valid table whose items are those of `rows`."""
     times = trace(table, costs, links)
-    *where, _ = times
+    start, end, sent, arrived, target, rank_of, _ = times
     peaks, when, levels, bounds = memory_over_time(
         table.items,
         table.rank_start,
@@ -28,16 +28,19 @@ def compiled_timeline(
         costs.nbytes,
         costs.recompute,
         table.holds,
-        *where,
+        start,
+        end,
+        sent,
+        arrived,
+        target,
+        rank_of,
         True,
     )
-    both, sender = overlaps(table.rank_start, *where)
+    both, sender = overlaps(table.rank_start, start, end, sent, arrived, target, rank_of)
     items = [item for rank in rows.ranks for item in rank]
-    cells = zip(
-        times.rank_of.tolist(), items, times.start_s.tolist(), times.end_s.tolist(), strict=True
-    )
+    cells = zip(rank_of.tolist(), items, start.tolist(), end.tolist(), strict=True)
     spans = tuple(ActionSpan(*cell) for cell in cells)
-    makespan = float(times.end_s.max(initial=0.0))
+    makespan = float(end.max(initial=0.0))
     live = [(a, b) for a, b in live_peaks(table.items, table.rank_start).tolist()]
     memory = tuple(
         tuple(zip(when[a:b].tolist(), levels[a:b].tolist(), strict=True))

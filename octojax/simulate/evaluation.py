@@ -105,7 +105,7 @@ def evaluate_arrays(
     return makespan, busy, first, last, peaks, done
 
 
-def _arguments(costs: StageCosts, links: Links) -> tuple[Any, ...]:
+def _arguments(costs: StageCosts, links: Links) -> tuple[Any, Any, Any, Any, Any, Any, Any]:
     return (
         costs.seconds,
         costs.nbytes,

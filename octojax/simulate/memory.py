@@ -72,6 +72,8 @@ def rank_streams(items, rank_start, nbytes, change, start, end, sent, arrived, t
     num_ranks = len(rank_start) - 1
     width = 2 * num_ranks + 1
     bounds = np.zeros(num_ranks * width + 1, np.int64)
+    when = amount = np.empty(0)
+    place = bounds
     for fill in range(2):  # first count, then place
         if fill:
             for s in range(num_ranks * width):
