@@ -18,6 +18,8 @@ from typing import IO
 
 from octojax.launch_environment import COORDINATOR, NUM_PROCESSES, PROCESS_ID, TIMEOUT
 
+_COUNT = "--xla_force_host_platform_device_count"
+
 
 @dataclass(frozen=True)
 class Exit:
@@ -54,8 +56,8 @@ def launch(
 ) -> tuple[Exit, ...]:
     """Returns how each of `num_processes` copies of `python *arguments` ended.
 
-    Each copy sees `devices_per_process` CPU devices (unless XLA_FLAGS already says how many)
-    and finds its peers through the environment. Output is passed on line by line with the
+    Each copy sees `devices_per_process` CPU devices and finds its peers through the
+    environment. Output is passed on line by line with the
     process id in front. Once a process fails, the others get `timeout_s` seconds to end with
     an error of their own; then they are ended. Ctrl-C ends them all. With `pin`, process i is
     bound to core i modulo the number of cores. `echo(process_id, line)` takes the output in
@@ -93,9 +95,8 @@ def _environment(
     address: str, num_processes: int, process_id: int, devices: int, timeout_s: float
 ) -> dict[str, str]:
     env = dict(os.environ)
-    flags = env.get("XLA_FLAGS", "")
-    if "xla_force_host_platform_device_count" not in flags:
-        env["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
+    kept = [flag for flag in env.get("XLA_FLAGS", "").split() if not flag.startswith(_COUNT)]
+    env["XLA_FLAGS"] = " ".join([*kept, f"{_COUNT}={devices}"])
     env[COORDINATOR] = address
     env[NUM_PROCESSES] = str(num_processes)
     env[PROCESS_ID] = str(process_id)

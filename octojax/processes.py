@@ -8,6 +8,7 @@
 """
 
 import atexit
+import contextlib
 import hashlib
 import json
 import os
@@ -108,6 +109,8 @@ def agree(facts: Mapping[str, str], topic: str = "step") -> None:
         if found.get(name) != first.get(name)
     ]
     if different:
+        with contextlib.suppress(ExecutionError):
+            everyone("", f"{topic}, refused")  # nobody leaves before all have read
         raise MeshError(
             "the processes are not about to run the same thing: "
             + "; ".join(different)

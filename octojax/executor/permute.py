@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from octojax.errors import ExecutionError
 from octojax.executor.instructions import Transfer
 from octojax.executor.record import TransferClock
-from octojax.executor.transport import Arrays, Mailboxes, Stopped
+from octojax.executor.transport import Arrays, DevicePut, Mailboxes, Stopped
 from octojax.mesh import PipelineMesh, Rank
 from octojax.programs.build import Job, compile_all
 
@@ -34,7 +34,8 @@ class PairPermute:
     A lane is a thread. On CPU every pair of processes' ranks has its own: a pair's program
     blocks its caller until both sides have come, so that one lane would let a late peer hold up
     the transfers of all others. On accelerators all programs of a device share one queue, and
-    the one global order must be kept: there is one lane. Ranks of one process always share one.
+    the one global order must be kept: there is one lane. Where there are several processes, the
+    ranks of one hand values over by copies: they could not join two lanes' programs at once.
     """
 
     def __init__(
@@ -48,8 +49,18 @@ class PairPermute:
         self.outgoing = Mailboxes(transfers, timeout_s)
         self.arrived = Mailboxes(transfers, timeout_s)
         self.local = frozenset(mesh.local_ranks)
-        self.links = _links(transfers, values, mesh)
-        self.lanes = [self._lane(t) for t in transfers]
+        self.direct = {
+            k
+            for k, t in enumerate(transfers)
+            if jax.process_count() > 1 and {t.source, t.target} <= self.local
+        }
+        shardings = [
+            [v.sharding for v in group] if k in self.direct else []
+            for k, group in enumerate(values)
+        ]
+        self.copies = DevicePut(transfers, shardings, timeout_s)  # type: ignore[arg-type]
+        self.links = _links(transfers, values, mesh, self.direct)
+        self.lanes = [self._lane(k, t) for k, t in enumerate(transfers)]
         self.orders: dict[Any, queue.SimpleQueue[tuple[int, ...] | None]] = {}
         self.busy = _Count()
         self.clock: TransferClock | None = None
@@ -60,9 +71,9 @@ class PairPermute:
                 target=self._serve, args=(self.orders[lane],), name=name, daemon=True
             ).start()
 
-    def _lane(self, transfer: Transfer) -> tuple[int, ...] | None:
+    def _lane(self, number: int, transfer: Transfer) -> tuple[int, ...] | None:
         ends = {transfer.source, transfer.target}
-        if self.local.isdisjoint(ends):
+        if self.local.isdisjoint(ends) or number in self.direct:
             return None
         if ends <= self.local or jax.default_backend() != "cpu":
             return ()
@@ -72,6 +83,8 @@ class PairPermute:
         self.busy.wait_for_none()
         self.outgoing.clear()
         self.arrived.clear()
+        self.copies.begin(order)
+        self.copies.clock = self.clock
         for lane, orders in self.orders.items():
             mine = tuple(k for k in order if self.lanes[k] == lane)
             if mine:
@@ -79,12 +92,18 @@ class PairPermute:
                 orders.put(mine)
 
     def send(self, number: int, values: Arrays) -> None:
-        self.outgoing.put(number, values)
+        if number in self.direct:
+            self.copies.send(number, values)
+        else:
+            self.outgoing.put(number, values)
 
     def receive(self, number: int) -> Arrays:
+        if number in self.direct:
+            return self.copies.receive(number)
         return self.arrived.get(number)
 
     def abort(self, error: BaseException) -> None:
+        self.copies.abort(error)
         self.outgoing.abort(error)
         self.arrived.abort(error)
 
@@ -212,6 +231,7 @@ def _links(
     transfers: Sequence[Transfer],
     values: Sequence[Sequence[jax.ShapeDtypeStruct]],
     mesh: PipelineMesh,
+    direct: set[int],
 ) -> list[Any]:
     """One link per transfer; transfers of equal values between the same ranks share one.
 
@@ -220,9 +240,9 @@ def _links(
     local = frozenset(mesh.local_ranks)
     known: dict[Any, _Link] = {}
     found: list[_Link | None] = []
-    for transfer, carried in zip(transfers, values, strict=True):
+    for number, (transfer, carried) in enumerate(zip(transfers, values, strict=True)):
         ends = (transfer.source, transfer.target)
-        if local.isdisjoint(ends):
+        if local.isdisjoint(ends) or number in direct:
             found.append(None)
             continue
         kinds = tuple((v.shape, v.dtype, getattr(v.sharding, "spec", None)) for v in carried)
