@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
@@ -65,14 +66,19 @@ def eval_jaxpr(jaxpr: ClosedJaxpr, args: Iterable[Any]) -> list[Any]:
     return list(jex.jaxpr_as_fun(jaxpr)(*args))
 
 
+def aval_of(atom: Atom) -> Any:
+    """The shape and dtype of a variable or literal; JAX's own type names neither attribute."""
+    return atom.aval
+
+
 def is_key(aval: Aval) -> bool:
     """Whether values of this aval are typed PRNG keys."""
-    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
 def is_float(aval: Aval) -> bool:
     """Whether values of this aval carry a gradient: any floating or complex dtype."""
-    return not is_key(aval) and jax.dtypes.issubdtype(aval.dtype, np.inexact)
+    return not is_key(aval) and jnp.issubdtype(aval.dtype, np.inexact)
 
 
 def num_bytes(aval: Aval) -> int:

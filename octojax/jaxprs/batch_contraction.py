@@ -13,7 +13,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var, jaxpr_as_fun
 
 from octojax.compat import new_jaxpr
-from octojax.jaxprs.dataflow import Atom, free_vars, is_var, makers, substitute
+from octojax.jaxprs.dataflow import Atom, free_vars, is_var, makers, shape_of, substitute
 from octojax.jaxprs.inline_calls import inline_calls
 
 _LAYOUT = frozenset(["transpose", "reshape", "convert_element_type", "squeeze"])
@@ -33,15 +33,14 @@ def sum_over_steps(
     stacked. Both operands of the contraction must differ from step to step.
     """
     made = makers(body)
-    if carry is not None:
-        end = _added(body, made, end, carry[0])
+    summed = end if carry is None else _added(body, made, end, carry[0])
     layout: list[JaxprEqn] = []
-    while is_var(end) and end in made and body[made[end]].primitive.name in _LAYOUT:
-        layout.append(body[made[end]])
-        end = layout[-1].invars[0]
-    if not is_var(end) or end not in made:
+    while is_var(summed) and summed in made and body[made[summed]].primitive.name in _LAYOUT:
+        layout.append(body[made[summed]])
+        summed = layout[-1].invars[0]
+    if not is_var(summed) or summed not in made:
         return None
-    dot = body[made[end]]
+    dot = body[made[summed]]
     if dot.primitive.name != "dot_general":
         return None
     before = [body[at] for at in _before(body, made, dot)]
@@ -124,7 +123,7 @@ def _traced(
 
     outer = [xs[v] if v in xs else consts[v] for v in inputs]
     start = [] if carry is None else [carry[1]]
-    shapes = [jax.ShapeDtypeStruct(a.aval.shape, a.aval.dtype) for a in (*start, *outer)]
+    shapes = [shape_of(a) for a in (*start, *outer)]
     closed = inline_calls(jax.make_jaxpr(batched)(shapes[: len(start)], *shapes[len(start) :]))
     jaxpr = closed.jaxpr
     names = dict(zip(jaxpr.invars, (*start, *outer), strict=True))

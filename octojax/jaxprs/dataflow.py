@@ -6,27 +6,41 @@ by identity, as JAX does.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
 
+import jax
 from jax.extend.core import DropVar, JaxprEqn, Literal, Var
 
 Atom = Var | Literal
 
 
-def is_var(atom: Atom) -> bool:
+def is_var(atom: Atom | None) -> TypeGuard[Var]:
     """Whether the atom names a value; literals carry theirs."""
-    return not isinstance(atom, Literal)
+    return atom is not None and not isinstance(atom, Literal)
+
+
+def aval_of(atom: Atom) -> Any:
+    """Returns the type of the value: shape, dtype and more, in JAX's own record."""
+    return atom.aval
+
+
+def shape_of(atom: Atom) -> jax.ShapeDtypeStruct:
+    """Returns shape and dtype, to trace a function with."""
+    aval = aval_of(atom)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
 def var_bytes(atom: Atom) -> int:
     """Returns the bytes that a stored copy of the value takes; a key counts its words."""
-    aval = atom.aval
+    aval = aval_of(atom)
     itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
     return math.prod(getattr(aval, "shape", ())) * itemsize
 
 
-def stacked_aval(length: int, atom: Atom):
+def stacked_aval(length: int, atom: Atom) -> Any:
     """Returns the type of `length` such values along a new first axis."""
-    return atom.aval.update(shape=(length, *atom.aval.shape), weak_type=False)
+    aval = aval_of(atom)
+    return aval.update(shape=(length, *aval.shape), weak_type=False)
 
 
 def makers(eqns: Sequence[JaxprEqn]) -> dict[Var, int]:

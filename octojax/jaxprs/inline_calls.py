@@ -13,7 +13,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from octojax.compat import new_jaxpr
-from octojax.jaxprs.dataflow import Atom, is_dropped, is_var, rename
+from octojax.jaxprs.dataflow import Atom, is_dropped, is_var, rename, shape_of
 
 _CALLS = {
     "jit": "jaxpr",
@@ -41,8 +41,7 @@ def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 def barrier_equation(value: Var) -> JaxprEqn:
     """Returns an equation that passes the value on, and that XLA does not look through."""
-    shape = jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype)
-    template = jax.make_jaxpr(jax.lax.optimization_barrier)(shape).jaxpr.eqns[0]
+    template = jax.make_jaxpr(jax.lax.optimization_barrier)(shape_of(value)).jaxpr.eqns[0]
     return template.replace(invars=[value], outvars=[Var(value.aval)])
 
 
@@ -70,9 +69,10 @@ def _inline(eqns: Sequence[JaxprEqn], names: dict[Var, Atom]) -> list[JaxprEqn]:
 
 def _behind_barrier(given: list[Atom], out: list[JaxprEqn]) -> list[Atom]:
     """Returns the atoms passed through barriers, one each so that a cut may look at them singly."""
-    barriers = [barrier_equation(v) for v in dict.fromkeys(filter(is_var, given))]
+    variables = list(dict.fromkeys(filter(is_var, given)))
+    barriers = [barrier_equation(v) for v in variables]
     out += barriers
-    return rename(given, {e.invars[0]: e.outvars[0] for e in barriers})
+    return rename(given, dict(zip(variables, (e.outvars[0] for e in barriers), strict=True)))
 
 
 def _body(eqn: JaxprEqn) -> tuple[Jaxpr, Sequence] | None:

@@ -4,6 +4,8 @@ import math
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
+from octojax.jaxprs.dataflow import Atom, aval_of
+
 
 def _names(words: str) -> frozenset[str]:
     return frozenset(words.split())
@@ -35,9 +37,9 @@ CONTRACTIONS = _names("""
 """What a weight gradient ends in."""
 
 
-def elements(atom) -> int:
+def elements(atom: Atom) -> int:
     """Returns how many numbers the value holds."""
-    return math.prod(getattr(atom.aval, "shape", ()))
+    return math.prod(getattr(aval_of(atom), "shape", ()))
 
 
 def is_contraction(eqn: JaxprEqn) -> bool:
@@ -80,12 +82,12 @@ def _own_work(eqn: JaxprEqn) -> int:
     name, out = eqn.primitive.name, elements(eqn.outvars[0])
     if name == "dot_general":
         (lhs_dims, _), _ = eqn.params["dimension_numbers"]
-        return 2 * out * math.prod(eqn.invars[0].aval.shape[d] for d in lhs_dims)
+        return 2 * out * math.prod(aval_of(eqn.invars[0]).shape[d] for d in lhs_dims)
     if name == "conv_general_dilated":
-        kernel = eqn.invars[1].aval.shape
+        kernel = aval_of(eqn.invars[1]).shape
         spec = eqn.params["dimension_numbers"].rhs_spec
         return 2 * out * math.prod(kernel) // max(1, kernel[spec[0]])
     if name.startswith("ragged_dot"):
-        rows = eqn.invars[0].aval.shape
+        rows = aval_of(eqn.invars[0]).shape
         return 2 * elements(eqn.invars[0]) * max(1, out // max(1, math.prod(rows[:-1])))
     return out + elements(eqn.invars[-1])

@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from octojax.compat import new_jaxpr
 from octojax.jaxprs.choose_residuals import choose_residuals
-from octojax.jaxprs.dataflow import Atom, free_vars, needed_for
+from octojax.jaxprs.dataflow import Atom, aval_of, free_vars, needed_for
 from octojax.jaxprs.loop import close_cond
 from octojax.jaxprs.partition_backward import Cut, partition_backward
 
@@ -94,15 +94,16 @@ def _share(kept: Sequence[Sequence[Var]]) -> tuple[list[Var], list[list[int]]]:
 
 
 def _alike(one: Var, other: Var) -> bool:
-    return (one.aval.shape, one.aval.dtype) == (other.aval.shape, other.aval.dtype)
+    a, b = aval_of(one), aval_of(other)
+    return (a.shape, a.dtype) == (b.shape, b.dtype)
 
 
 def _has_zero(value: Var) -> bool:
-    return not jnp.issubdtype(value.aval.dtype, jax.dtypes.extended)
+    return not jnp.issubdtype(aval_of(value).dtype, jax.dtypes.extended)
 
 
 def _zeros(like: Var) -> tuple[Atom, list[JaxprEqn]]:
     """Returns zeros of the value's shape and type, and the equations that make them."""
-    shape, dtype = like.aval.shape, like.aval.dtype
+    shape, dtype = aval_of(like).shape, aval_of(like).dtype
     jaxpr = jax.make_jaxpr(lambda: jnp.zeros(shape, dtype))().jaxpr
     return jaxpr.outvars[0], list(jaxpr.eqns)

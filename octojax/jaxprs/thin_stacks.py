@@ -14,7 +14,15 @@ from jax.extend.core import JaxprEqn, Var, jaxpr_as_fun
 
 from octojax.compat import new_jaxpr
 from octojax.jaxprs.choose_residuals import choose_residuals
-from octojax.jaxprs.dataflow import Atom, free_vars, is_var, rename, stacked_aval, substitute
+from octojax.jaxprs.dataflow import (
+    Atom,
+    free_vars,
+    is_var,
+    rename,
+    shape_of,
+    stacked_aval,
+    substitute,
+)
 from octojax.jaxprs.inline_calls import inline_calls
 from octojax.jaxprs.loop import Loop, close_loop, open_loop, restrict_loop
 
@@ -77,7 +85,7 @@ def _after(
     outer = [held[v] if v in held else {**loop.xs, **loop.consts}[v] for v in read]
     axes = tuple(None if v in loop.consts else 0 for v in read)
     steps = jaxpr_as_fun(new_jaxpr(read, ends, body))
-    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in outer]
+    shapes = [shape_of(v) for v in outer]
     run = jax.vmap(steps, axes, axis_size=loop.length)
     jaxpr = inline_calls(jax.make_jaxpr(run)(*shapes)).jaxpr
     given = dict(zip(jaxpr.invars, outer, strict=True))

@@ -13,7 +13,15 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import JaxprEqn, Var, jaxpr_as_fun
 
-from octojax.jaxprs.dataflow import Atom, is_var, reached_from, rename, substitute
+from octojax.jaxprs.dataflow import (
+    Atom,
+    aval_of,
+    is_var,
+    reached_from,
+    rename,
+    shape_of,
+    substitute,
+)
 from octojax.jaxprs.inline_calls import inline_calls
 from octojax.jaxprs.thin_stacks import thin_stacks
 from octojax.stages.program import Program, Ref, Role
@@ -59,14 +67,14 @@ def trace_joint(program: Program, wanted: Sequence[Ref], cotangents: Sequence[Re
         _, pull, results = jax.vjp(differentiable, [values[i] for i in at], has_aux=True)
         gradients = jax.lax.optimization_barrier(gradients)
         gradients = [
-            jnp.reshape(g, outs[i].aval.shape).astype(outs[i].aval.dtype)
+            jnp.reshape(g, aval_of(outs[i]).shape).astype(aval_of(outs[i]).dtype)
             for g, i in zip(gradients, pulled, strict=True)
         ]
         return results, pull(gradients)[0]
 
-    values = [_shape_of(v) for v in program.jaxpr.jaxpr.invars]
+    values = [shape_of(v) for v in program.jaxpr.jaxpr.invars]
     gradients = [
-        jax.ShapeDtypeStruct((), jnp.float32) if c.role is Role.SEED else _shape_of(outs[i])
+        jax.ShapeDtypeStruct((), jnp.float32) if c.role is Role.SEED else shape_of(outs[i])
         for c, i in zip(cotangents, pulled, strict=True)
     ]
     if not (at and pulled):
@@ -82,7 +90,7 @@ def trace_joint(program: Program, wanted: Sequence[Ref], cotangents: Sequence[Re
     backward = substitute(jaxpr.eqns[marker + 1 :], names)
     ends = rename(jaxpr.outvars, names)
     touched = reached_from(backward, incoming)
-    grads = {
+    grads: dict[Ref, Atom] = {
         Ref(_GRAD_OF[r.role], r.index): v
         for r, v in zip(wanted, ends[len(writes) :], strict=True)
         if is_var(v) and v in touched
@@ -119,9 +127,3 @@ def _without_backward(program: Program, values: Sequence[jax.ShapeDtypeStruct]) 
         forward=tuple(closed.jaxpr.eqns),
         backward=(),
     )
-
-
-def _shape_of(atom: Atom) -> jax.ShapeDtypeStruct:
-    aval = atom.aval
-    weak = getattr(aval, "weak_type", False)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
