@@ -119,12 +119,13 @@ def _homes(rows: Sequence[Sequence[Work]]) -> dict[Value, int]:
     }
 
 
-def _readers(rows: Sequence[Sequence[Work]]) -> dict[Value, set[int]]:
-    readers: dict[Value, set[int]] = {}
+def _readers(rows: Sequence[Sequence[Work]]) -> dict[Value, dict[int, Work]]:
+    """The ranks that read each value, and the first work there that does."""
+    readers: dict[Value, dict[int, Work]] = {}
     for rank, row in enumerate(rows):
         for work in row:
             for value in work.reads:
-                readers.setdefault(value, set()).add(rank)
+                readers.setdefault(value, {}).setdefault(rank, work)
     return readers
 
 
@@ -133,12 +134,15 @@ def _continues(
     second: Work,
     rank: int,
     homes: dict[Value, int],
-    readers: dict[Value, set[int]],
+    readers: dict[Value, dict[int, Work]],
 ) -> bool:
     if first.action.microbatch != second.action.microbatch:
         return False
-    sends = any(v.place in CROSSING and readers.get(v, {rank}) != {rank} for v in first.writes)
-    receives = any(v.place in CROSSING and homes.get(v, rank) != rank for v in second.reads)
+    sends = any(v.place in CROSSING and readers.get(v, {}).keys() - {rank} for v in first.writes)
+    receives = any(
+        v.place in CROSSING and homes.get(v, rank) != rank and readers[v][rank] is second
+        for v in second.reads
+    )
     shares = not set(first.writes).isdisjoint(second.reads) or (
         first.action.stage == second.action.stage
     )

@@ -35,7 +35,7 @@ MODELS = [
     ("two-ties", "1f1b", 4, 2),
     ("moe", "zb-h1", 2, 3),
     ("dropout-key", "1f1b", 4, 3),
-    ("mixed-dtypes", "1f1b", 2, 2),
+    ("nnx-tied", "1f1b", 2, 2),
     ("custom-rules", "zb-h1", 2, 2),
     ("parameterless", "zb-h1", 4, 2),
     ("scan", "zb-h1", 2, 3),
