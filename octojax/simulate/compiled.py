@@ -6,9 +6,9 @@ import numpy as np
 
 from octojax.ir import ActionSpan, Schedule, Timeline, TransferSpan
 from octojax.simulate.costs import StageCosts
-from octojax.simulate.evaluation import Trace, trace
+from octojax.simulate.evaluation import Trace, memory, trace
 from octojax.simulate.links import Links
-from octojax.simulate.memory import live_peaks, memory_over_time
+from octojax.simulate.memory import live_peaks
 from octojax.simulate.overlap import overlaps
 from octojax.simulate.table import Table
 from octojax.simulate.timelines import Free, summaries
@@ -19,39 +19,33 @@ def compiled_timeline(
 ) -> Timeline:
     """Returns the timeline of a valid table whose items are those of `rows`."""
     times = trace(table, costs, links)
-    start, end, sent, arrived, target, rank_of, _ = times
-    peaks, when, levels, bounds = memory_over_time(
-        table.items,
+    held = memory(table, costs, times, record=True)
+    both, sender = overlaps(
         table.rank_start,
-        table.num_stages,
-        table.num_microbatches,
-        costs.nbytes,
-        costs.recompute,
-        table.holds,
-        start,
-        end,
-        sent,
-        arrived,
-        target,
-        rank_of,
-        True,
+        times.start_s,
+        times.end_s,
+        times.sent_s,
+        times.arrived_s,
+        times.target,
+        times.rank_of,
     )
-    both, sender = overlaps(table.rank_start, start, end, sent, arrived, target, rank_of)
     items = [item for rank in rows.ranks for item in rank]
-    cells = zip(rank_of.tolist(), items, start.tolist(), end.tolist(), strict=True)
+    cells = zip(
+        times.rank_of.tolist(), items, times.start_s.tolist(), times.end_s.tolist(), strict=True
+    )
     spans = tuple(ActionSpan(*cell) for cell in cells)
-    makespan = float(end.max(initial=0.0))
+    makespan = float(times.end_s.max(initial=0.0))
     live = [(a, b) for a, b in live_peaks(table.items, table.rank_start).tolist()]
-    memory = tuple(
-        tuple(zip(when[a:b].tolist(), levels[a:b].tolist(), strict=True))
-        for a, b in pairwise(bounds.tolist())
+    traces = tuple(
+        tuple(zip(held.times_s[a:b].tolist(), held.levels_bytes[a:b].tolist(), strict=True))
+        for a, b in pairwise(held.bounds.tolist())
     )
     return Timeline(
         makespan,
         spans,
         _transfer_spans(table, costs, times, both, sender),
-        summaries(spans, makespan, live, peaks.tolist(), free),
-        memory,
+        summaries(spans, makespan, live, held.peak_bytes.tolist(), free),
+        traces,
     )
 
 

@@ -4,7 +4,8 @@ Asynchronous transfers make the simulation a plain data flow: an item starts whe
 free and its inputs have arrived, and a transfer starts when its producer has ended and the
 transfers that the same sender put on the same link before it have left. Nothing depends on a
 global clock, so each rank runs ahead until it waits for a value, and every item is visited
-once. The functions work on arrays alone and may be called from other compiled code.
+once. Functions are called one after another from Python, not from each other, because the
+compiler would compile a callee anew inside each caller.
 
 A transfer occupies its link for bytes / bandwidth; the latency is pure delay, as on a network
 (the published tables' figures with latency 1 hold only so: an overlapped pair of DualPipe
@@ -14,11 +15,14 @@ sends two values at one instant over one link, and both arrive after one latency
 import numpy as np
 from numba import njit
 
+OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy"}
+"""Of every compiled function: kept on disk, beside other threads, no checks of division."""
+
 FORWARD, BACKWARD, INPUT_GRAD, WEIGHT_GRAD, RECOMPUTE = range(5)
 OUTPUT, INPUT = 2, 3  # columns of `StageCosts.nbytes`
 
 
-@njit(cache=True, nogil=True)
+@njit(**OPTIONS)
 def index_items(items, rank_start, num_stages, num_microbatches):
     """Returns the items that run F, B or I, and R of each stage * microbatches + microbatch,
     -1 where none does, and the rank of each item.
@@ -44,7 +48,7 @@ def index_items(items, rank_start, num_stages, num_microbatches):
     return forward_item, backward_item, recompute_item, rank_of
 
 
-@njit(cache=True, nogil=True, inline="always")
+@njit(**OPTIONS)
 def half_of(items, i, half):
     """Returns kind, stage and microbatch of the item's first action, or of its second."""
     if half == 0:
@@ -52,7 +56,7 @@ def half_of(items, i, half):
     return BACKWARD, items[i, 3], items[i, 4]
 
 
-@njit(cache=True, nogil=True)
+@njit(**OPTIONS)
 def neighbours(kind, stage, cell, num_stages, num_microbatches, forward_item, backward_item):
     """Returns the items that make an action's input and that take its output.
 
@@ -74,12 +78,15 @@ def neighbours(kind, stage, cell, num_stages, num_microbatches, forward_item, ba
     return before, after
 
 
-@njit(cache=True, nogil=True)
+@njit(**OPTIONS)
 def execute(
     items,
     rank_start,
-    num_stages,
     num_microbatches,
+    forward_item,
+    backward_item,
+    recompute_item,
+    rank_of,
     seconds,
     nbytes,
     recompute,
@@ -88,18 +95,17 @@ def execute(
     bandwidth_bytes_per_s,
     host_s,
 ):
-    """Returns start and end (items,), sent, arrived and target (items, 2), rank_of, done.
+    """Returns start and end (items,), sent, arrived and target (items, 2), done.
 
-    Arguments are the fields of `Table`, `StageCosts` and `Links`. Column 0 of the transfers is
+    Arguments are those of `index_items`, what it returns, and the fields of `StageCosts` and
+    `Links`. Column 0 of the transfers is
     the output of F, column 1 the gradient that B or I sends; `sent` and `arrived` are NaN and
     `target` (the consuming item) -1 where nothing crosses ranks. `done` items ran: fewer than
     all if the order deadlocks, and the rest of `start` and `end` is NaN.
     """
     num_ranks = len(rank_start) - 1
+    num_stages = len(seconds)
     n = len(items)
-    forward_item, backward_item, recompute_item, rank_of = index_items(
-        items, rank_start, num_stages, num_microbatches
-    )
     start = np.full(n, np.nan)
     end = np.full(n, np.nan)
     sent = np.full((n, 2), np.nan)
@@ -186,4 +192,4 @@ def execute(
                     queued[other] = True
                     stack[depth] = other
                     depth += 1
-    return start, end, sent, arrived, target, rank_of, done
+    return start, end, sent, arrived, target, done

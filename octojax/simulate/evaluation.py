@@ -1,18 +1,19 @@
 """The tuner's path through the simulator: makespan, busy times, peak bytes, nothing else."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from octojax.simulate.costs import StageCosts
-from octojax.simulate.engine import execute
+from octojax.simulate.costs import STATE, StageCosts
+from octojax.simulate.engine import OPTIONS, execute, index_items
 from octojax.simulate.links import Links
-from octojax.simulate.memory import memory_over_time
+from octojax.simulate.memory import item_changes, merge, rank_streams
 from octojax.simulate.table import Table
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int32]
 
 
 class Evaluation(NamedTuple):
@@ -37,45 +38,81 @@ class Trace(NamedTuple):
     end_s: Floats
     sent_s: Floats
     arrived_s: Floats
-    target: NDArray[np.int32]
-    rank_of: NDArray[np.int32]
+    target: Ints
+    rank_of: Ints
+    recompute_item: Ints
     done: int
 
 
-@njit(cache=True, nogil=True)
-def evaluate_arrays(
-    items,
-    rank_start,
-    num_microbatches,
-    holds,
-    seconds,
-    nbytes,
-    recompute,
-    speed,
-    latency_s,
-    bandwidth_bytes_per_s,
-    host_s,
-    with_memory,
-):
-    """Returns the fields of `Evaluation`. For callers that are compiled themselves."""
-    num_ranks, num_stages = holds.shape
-    start, end, sent, arrived, target, rank_of, done = execute(
-        items,
-        rank_start,
-        num_stages,
-        num_microbatches,
-        seconds,
-        nbytes,
-        recompute,
-        speed,
-        latency_s,
-        bandwidth_bytes_per_s,
-        host_s,
+class Memory(NamedTuple):
+    """Peak bytes per rank, and the level after each change: see `memory.merge`."""
+
+    peak_bytes: Floats
+    times_s: Floats
+    levels_bytes: Floats
+    bounds: NDArray[np.int64]
+
+
+def trace(table: Table, costs: StageCosts, links: Links) -> Trace:
+    """Returns start and end of every item and transfer of a table."""
+    forward_item, backward_item, recompute_item, rank_of = index_items(
+        table.items, table.rank_start, table.num_stages, table.num_microbatches
     )
+    *times, done = execute(
+        table.items,
+        table.rank_start,
+        table.num_microbatches,
+        forward_item,
+        backward_item,
+        recompute_item,
+        rank_of,
+        costs.seconds,
+        costs.nbytes,
+        costs.recompute,
+        links.speed,
+        links.latency_s,
+        links.bandwidth_bytes_per_s,
+        links.host_cost_s,
+    )
+    start, end, sent, arrived, target = times
+    return Trace(start, end, sent, arrived, target, rank_of, recompute_item, done)
+
+
+def memory(table: Table, costs: StageCosts, times: Trace, record: bool = False) -> Memory:
+    """Returns the peaks of every rank of a traced table that finished.
+
+    With `record`, the level after each change too.
+    """
+    change = item_changes(
+        table.items,
+        table.num_microbatches,
+        times.recompute_item,
+        costs.nbytes,
+        costs.recompute,
+        times.target,
+    )
+    when, amount, bounds = rank_streams(
+        table.items,
+        table.rank_start,
+        costs.nbytes,
+        change,
+        times.start_s,
+        times.end_s,
+        times.sent_s,
+        times.arrived_s,
+        times.target,
+        times.rank_of,
+    )
+    static = table.holds.astype(np.float64) @ np.ascontiguousarray(costs.nbytes[:, STATE])
+    return Memory(*merge(when, amount, bounds, static, record))
+
+
+@njit(**OPTIONS)
+def _rank_sums(rank_start, start, end):
+    num_ranks = len(rank_start) - 1
     busy = np.zeros(num_ranks)
     first = np.zeros(num_ranks)
     last = np.zeros(num_ranks)
-    peaks = np.zeros(num_ranks)
     makespan = 0.0
     for rank in range(num_ranks):
         a, b = rank_start[rank], rank_start[rank + 1]
@@ -85,60 +122,14 @@ def evaluate_arrays(
             first[rank] = start[a]
             last[rank] = end[b - 1]
             makespan = max(makespan, last[rank])
-    if with_memory and done == len(items):
-        peaks = memory_over_time(
-            items,
-            rank_start,
-            num_stages,
-            num_microbatches,
-            nbytes,
-            recompute,
-            holds,
-            start,
-            end,
-            sent,
-            arrived,
-            target,
-            rank_of,
-            False,
-        )[0]
-    return makespan, busy, first, last, peaks, done
+    return makespan, busy, first, last
 
 
-def _arguments(costs: StageCosts, links: Links) -> tuple[Any, Any, Any, Any, Any, Any, Any]:
-    return (
-        costs.seconds,
-        costs.nbytes,
-        costs.recompute,
-        links.speed,
-        links.latency_s,
-        links.bandwidth_bytes_per_s,
-        links.host_cost_s,
-    )
-
-
-def evaluate(table: Table, costs: StageCosts, links: Links, memory: bool = True) -> Evaluation:
-    """Returns makespan, busy times and (if `memory`) peak bytes of a table."""
-    return Evaluation(
-        *evaluate_arrays(
-            table.items,
-            table.rank_start,
-            table.num_microbatches,
-            table.holds,
-            *_arguments(costs, links),
-            memory,
-        )
-    )
-
-
-def trace(table: Table, costs: StageCosts, links: Links) -> Trace:
-    """Returns start and end of every item and transfer of a table."""
-    return Trace(
-        *execute(
-            table.items,
-            table.rank_start,
-            table.num_stages,
-            table.num_microbatches,
-            *_arguments(costs, links),
-        )
-    )
+def evaluate(table: Table, costs: StageCosts, links: Links, with_memory: bool = True) -> Evaluation:
+    """Returns makespan, busy times and (if `with_memory`) peak bytes of a table."""
+    times = trace(table, costs, links)
+    makespan, busy, first, last = _rank_sums(table.rank_start, times.start_s, times.end_s)
+    peaks = np.zeros(table.num_ranks)
+    if with_memory and times.done == len(table.items):
+        peaks = memory(table, costs, times).peak_bytes
+    return Evaluation(makespan, busy, first, last, peaks, times.done)

@@ -19,22 +19,21 @@ from octojax.simulate.engine import (
     FORWARD,
     INPUT,
     INPUT_GRAD,
+    OPTIONS,
     OUTPUT,
     RECOMPUTE,
     WEIGHT_GRAD,
     half_of,
-    index_items,
 )
 
 RESIDUAL, WEIGHT_RESIDUAL, STATE = 0, 1, 4  # columns of `StageCosts.nbytes`
 
 
-@njit(cache=True, nogil=True)
-def item_changes(items, rank_start, num_stages, num_microbatches, nbytes, recompute, target):
+@njit(**OPTIONS)
+def item_changes(items, num_microbatches, recompute_item, nbytes, recompute, target):
     """Returns (items, 2): the change in bytes on an item's rank at its start and at its end."""
     n = len(items)
     change = np.zeros((n, 2))
-    _, _, recompute_item, _ = index_items(items, rank_start, num_stages, num_microbatches)
     for i in range(n):
         for half in range(2 if items[i, 3] >= 0 else 1):
             kind, stage, microbatch = half_of(items, i, half)
@@ -62,7 +61,7 @@ def item_changes(items, rank_start, num_stages, num_microbatches, nbytes, recomp
     return change
 
 
-@njit(cache=True, nogil=True)
+@njit(**OPTIONS)
 def rank_streams(items, rank_start, nbytes, change, start, end, sent, arrived, target, rank_of):
     """Returns `when`, `amount` of every change, and the bounds of their sorted streams.
 
@@ -118,7 +117,7 @@ def rank_streams(items, rank_start, nbytes, change, start, end, sent, arrived, t
     return when, amount, bounds
 
 
-@njit(cache=True, nogil=True)
+@njit(**OPTIONS)
 def sort_stream(when, amount, low, high):
     """Sorts one stream in place. Only lowered tables, which may send out of order, need it."""
     for i in range(low + 1, high):
@@ -130,101 +129,62 @@ def sort_stream(when, amount, low, high):
         when[j + 1], amount[j + 1] = time, size
 
 
-@njit(cache=True, nogil=True)
-def merge(when, amount, bounds, first, width, level, times, levels):
-    """Returns the peak of one rank's merged streams, its last level, and the changes recorded.
+@njit(**OPTIONS)
+def merge(when, amount, bounds, static, record):
+    """Returns peak bytes per rank, and if `record` the times and levels of every change.
 
-    Changes go to `times` and `levels` where those are not empty.
+    `static` is (ranks,) bytes held all along. Rank r's changes are those from `traces[r]` to
+    `traces[r + 1]`: `(peaks, times, levels, traces)`.
     """
-    record = len(times) > 0
+    num_ranks = len(static)
+    width = 2 * num_ranks + 1
+    room = len(when) + num_ranks if record else num_ranks
+    times = np.empty(room)
+    levels = np.empty(room)
+    traces = np.zeros(num_ranks + 1, np.int64)
+    peaks = np.empty(num_ranks)
     at = np.empty(width, np.int64)
     stop = np.empty(width, np.int64)
     clock = np.empty(width)
-    streams = 0
-    for s in range(first, first + width):
-        if bounds[s] < bounds[s + 1]:
-            at[streams], stop[streams] = bounds[s], bounds[s + 1]
-            clock[streams] = when[bounds[s]]
-            streams += 1
-    peak = level
-    now = 0.0
     used = 0
-    if record:
-        times[0], levels[0] = 0.0, level
-        used = 1
-    while streams > 0:
-        pick = 0
-        soonest = clock[0]
-        for s in range(1, streams):
-            if clock[s] < soonest:
-                pick, soonest = s, clock[s]
-        if soonest > now:
-            peak = max(peak, level)
-            if record and levels[used - 1] != level:
-                if times[used - 1] != now:
-                    used += 1
-                times[used - 1], levels[used - 1] = now, level
-            now = soonest
-        level += amount[at[pick]]
-        at[pick] += 1
-        if at[pick] < stop[pick]:
-            clock[pick] = when[at[pick]]
-        else:
-            streams -= 1
-            at[pick], stop[pick], clock[pick] = at[streams], stop[streams], clock[streams]
-    peak = max(peak, level)
-    if record and levels[used - 1] != level:
-        if times[used - 1] != now:
-            used += 1
-        times[used - 1], levels[used - 1] = now, level
-    return peak, level, used
-
-
-@njit(cache=True, nogil=True)
-def memory_over_time(
-    items,
-    rank_start,
-    num_stages,
-    num_microbatches,
-    nbytes,
-    recompute,
-    holds,
-    start,
-    end,
-    sent,
-    arrived,
-    target,
-    rank_of,
-    record,
-):
-    """Returns peak bytes per rank, and if `record` the `times`, `levels` and their bounds."""
-    num_ranks = len(rank_start) - 1
-    width = 2 * num_ranks + 1
-    change = item_changes(
-        items, rank_start, num_stages, num_microbatches, nbytes, recompute, target
-    )
-    when, amount, bounds = rank_streams(
-        items, rank_start, nbytes, change, start, end, sent, arrived, target, rank_of
-    )
-    room = len(when) + num_ranks if record else 0
-    times = np.empty(room)
-    levels = np.empty(room)
-    peaks = np.zeros(num_ranks)
-    traces = np.zeros(num_ranks + 1, np.int64)
     for rank in range(num_ranks):
-        static = 0.0
-        for stage in range(num_stages):
-            if holds[rank, stage]:
-                static += nbytes[stage, STATE]
-        begin = traces[rank]
-        peaks[rank], _, used = merge(
-            when, amount, bounds, rank * width, width, static, times[begin:], levels[begin:]
-        )
-        traces[rank + 1] = begin + used
-    return peaks, times[: traces[-1]], levels[: traces[-1]], traces
+        streams = 0
+        for s in range(rank * width, (rank + 1) * width):
+            if bounds[s] < bounds[s + 1]:
+                at[streams], stop[streams] = bounds[s], bounds[s + 1]
+                clock[streams] = when[bounds[s]]
+                streams += 1
+        level = static[rank]
+        now = 0.0
+        last = used
+        times[last], levels[last] = now, level
+        peaks[rank] = level
+        while True:
+            pick, soonest = 0, np.inf
+            for s in range(streams):
+                if clock[s] < soonest:
+                    pick, soonest = s, clock[s]
+            if soonest > now:  # all changes at `now` are in
+                peaks[rank] = max(peaks[rank], level)
+                if record and levels[last] != level:
+                    last += times[last] != now
+                    times[last], levels[last] = now, level
+                now = soonest
+            if streams == 0:
+                break
+            level += amount[at[pick]]
+            at[pick] += 1
+            if at[pick] < stop[pick]:
+                clock[pick] = when[at[pick]]
+            else:
+                streams -= 1
+                at[pick], stop[pick], clock[pick] = at[streams], stop[streams], clock[streams]
+        used = last + 1
+        traces[rank + 1] = used
+    return peaks, times[:used], levels[:used], traces
 
 
-@njit(cache=True, nogil=True)
+@njit(**OPTIONS)
 def live_peaks(items, rank_start):
     """Returns per rank the most live (stage, microbatch)s: freed at B or I, and at B or W."""
     num_ranks = len(rank_start) - 1

@@ -3,8 +3,10 @@
 import numpy as np
 from numba import njit
 
+from octojax.simulate.engine import OPTIONS
 
-@njit(cache=True, nogil=True)
+
+@njit(**OPTIONS)
 def _first_after(end, low, high, when):
     """Returns the first item in `low..high` that ends after `when`."""
     while low < high:
@@ -16,7 +18,7 @@ def _first_after(end, low, high, when):
     return low
 
 
-@njit(cache=True, nogil=True)
+@njit(**OPTIONS)
 def overlaps(rank_start, start, end, sent, arrived, target, rank_of):
     """Returns how long both ranks of each transfer compute while it is under way, (items, 2),
     and how long its sender does, (items, 2).
