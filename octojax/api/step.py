@@ -79,7 +79,7 @@ class TrainStep:
         new, opt_state, scalars = self.update.apply(
             self._optimized(state.held.units), self._gradients(results), state.opt_state
         )
-        units = list(state.held.units)
+        units: list[Any] = list(state.held.units)
         for unit, value_ in zip(self._trained, new, strict=True):
             units[unit] = value_
         held = Held(tuple(units), loss.copies(units), carried, counters)
@@ -171,9 +171,9 @@ class TrainStep:
         here = set(loss.mesh.local_ranks)
         places = Places(tuple(r.replicated if r.index in here else None for r in loss.mesh.ranks))
         if loss.share is None:
-            return Update(plan, places)
+            return Update(plan, places, compiler_options=loss.options.compiler_options)
         update, init = (shared_exchange(x, loss.share) for x in (plan.update, plan.init))
-        return Update(plan, places, update, init)
+        return Update(plan, places, update, init, compiler_options=loss.options.compiler_options)
 
     def _stacked(self, leaf: int) -> bool:
         return any(u.leaf == leaf and u.index is not None for u in self.loss.staged.units)

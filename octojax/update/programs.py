@@ -1,6 +1,6 @@
 """Compile the programs of an update and bind them to slots, so that a step only runs them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -50,11 +50,12 @@ class Bound:
         outputs: dict[int, list[End]],
         exchange: ExchangeFunction,
         donate: bool,
+        compiler_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._exchange = exchange
         slots = {rank: {end: k for k, end in enumerate(ends)} for rank, ends in inputs.items()}
         ranks = places.local_ranks
-        compiled = _compile_all(plan, distributed, places, donate)
+        compiled = _compile_all(plan, distributed, places, donate, compiler_options)
         self._phases = tuple(
             self._bind(k, distributed, slots, compiled, plan.num_ranks)
             for k in range(len(distributed.phases))
@@ -112,7 +113,11 @@ class Bound:
 
 
 def _compile_all(
-    plan: UpdatePlan, distributed: Distributed, places: Places, donate: bool
+    plan: UpdatePlan,
+    distributed: Distributed,
+    places: Places,
+    donate: bool,
+    options: Mapping[str, Any] | None,
 ) -> dict[tuple[int, int], Callable[..., Any]]:
     """Compiles the programs of this process's ranks in parallel, keyed by (phase, rank).
 
@@ -126,7 +131,8 @@ def _compile_all(
             for rank in local:
                 program = phase.programs[rank]
                 if program is not None and (rank == local[0] or not _only_joins(program)):
-                    futures[k, rank] = pool.submit(compile_program, plan, program, places, gives)
+                    task = compile_program, plan, program, places, gives, options
+                    futures[k, rank] = pool.submit(*task)
         return {key: future.result() for key, future in futures.items()}
 
 
@@ -135,7 +141,11 @@ def _only_joins(program: UpdateProgram) -> bool:
 
 
 def compile_program(
-    plan: UpdatePlan, program: UpdateProgram, places: Places, donate: bool
+    plan: UpdatePlan,
+    program: UpdateProgram,
+    places: Places,
+    donate: bool,
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """Returns one program compiled for its rank; parameters and state are given away."""
     function = jaxpr_as_fun(program.jaxpr)
@@ -158,4 +168,4 @@ def compile_program(
         keep_unused=True,
     )
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in program.jaxpr.jaxpr.invars]
-    return jitted.lower(*shapes).compile()
+    return jitted.lower(*shapes).compile(dict(compiler_options) if compiler_options else None)

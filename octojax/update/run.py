@@ -36,6 +36,7 @@ class Update:
         exchange: ExchangeFunction | None = None,
         init_exchange: ExchangeFunction | None = None,
         donate: bool = True,
+        compiler_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.plan, self.places = plan, places
         self.ranks = places.local_ranks
@@ -51,6 +52,7 @@ class Update:
             states,
             init_exchange or local_exchange(plan.init, places),
             donate=False,
+            compiler_options=compiler_options,
         )
         self._update = Bound(
             plan,
@@ -60,6 +62,7 @@ class Update:
             {rank: self._outputs_of(rank) for rank in self.ranks},
             exchange or local_exchange(plan.update, places),
             donate,
+            compiler_options,
         )
 
     def init(self, params: Sequence[jax.Array | None]) -> OptState:

@@ -12,6 +12,9 @@ from jax.sharding import SingleDeviceSharding
 
 from octojax.update import Places, Update, UpdatePlan, build_update
 
+FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Programs that run a few times on small arrays: compile time is all that counts."""
+
 NUM_RANKS = 2
 OWNERS = (0, 0, 1, 1, 1)
 
@@ -148,7 +151,7 @@ def test_equals_plain_optax_over_three_steps(name: str) -> None:
     expected = make_params()
     plan = build_update(optimizer, expected, OWNERS, NUM_RANKS)
     where = places()
-    update = Update(plan, where)
+    update = Update(plan, where, compiler_options=FAST)
     params: Any = put(expected, plan, where)
     state = update.init(params)
     expected_state = optimizer.init(expected)
