@@ -61,7 +61,8 @@ def initialize(timeout: float | None = None, **cluster: Any) -> None:
         jax.distributed.initialize(
             **cluster,
             initialization_timeout=seconds,
-            heartbeat_timeout_seconds=max(10, seconds),
+            heartbeat_timeout_seconds=2 * seconds
+            + 10,  # our own errors say more: let them come first
             shutdown_timeout_seconds=seconds,
         )
     except (RuntimeError, ValueError) as error:

@@ -4,7 +4,9 @@ One program over the whole pipeline mesh gathers equally long vectors of all ran
 pipeline has drained. It is the only collective over the full axis.
 """
 
-from collections.abc import Mapping, Sequence
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -13,14 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from octojax.errors import ExecutionError
 from octojax.mesh import PipelineMesh
 
 
 class Share:
     """Gathers vectors over the ranks of `mesh`. Every process calls it alike, in one order."""
 
-    def __init__(self, mesh: PipelineMesh) -> None:
-        self.mesh = mesh
+    def __init__(self, mesh: PipelineMesh, timeout_s: float = 600.0) -> None:
+        self.mesh, self.timeout_s = mesh, timeout_s
         self.spread = NamedSharding(mesh.mesh, PartitionSpec(mesh.axis))
         self._program = cache(self._compile)
 
@@ -41,7 +44,8 @@ class Share:
         joined = jax.make_array_from_single_device_arrays(
             (mesh.num_ranks * width,), self.spread, pieces
         )
-        rows = self._program(width, jnp.dtype(dtype))(joined)
+        program = self._program(width, jnp.dtype(dtype))
+        rows = self._bounded(lambda: jax.block_until_ready(program(joined)))
         return {rank: [self._local(row, rank) for row in rows] for rank in mesh.local_ranks}
 
     def from_owner(self, value: jax.Array | None, owner: int, aval: Any) -> jax.Array:
@@ -53,6 +57,34 @@ class Share:
         brought = {} if value is None else {owner: value.reshape(-1)}
         rows = self.gather(brought, size, aval.dtype)
         return rows[self.mesh.local_ranks[0]][owner].reshape(aval.shape)
+
+    def _bounded(self, work: Callable[[], Any]) -> Any:
+        """Returns what `work` returns; a peer that never joins it is an error in time."""
+        answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+        def attempt() -> None:
+            try:
+                answer.put((work(), None))
+            except Exception as error:
+                answer.put((None, error))
+
+        threading.Thread(target=attempt, name="octopipe gather", daemon=True).start()
+        mine = ", ".join(map(str, self.mesh.local_ranks))
+        try:
+            found, error = answer.get(timeout=self.timeout_s)
+        except queue.Empty:
+            raise ExecutionError(
+                f"rank {mine} waited {self.timeout_s:g} s at the end of the step for the other "
+                f"ranks' results: a process has stopped, or is slower than that. Raise timeout_s "
+                f"if a step may take so long"
+            ) from None
+        if error is not None:
+            raise ExecutionError(
+                f"rank {mine}: gathering the step's results broke off; the process of another "
+                f"rank has probably ended: see what it printed last. "
+                f"({str(error).splitlines()[0]})"
+            ) from error
+        return found
 
     def _brought(self, vector: jax.Array | None, rank: int, width: int, dtype: Any) -> jax.Array:
         where = self.mesh.ranks[rank].replicated
