@@ -66,8 +66,7 @@ def python_per_action_us(step: octopipe.TrainStep, repeats: int = 20) -> float:
     times, count = [], 0
     for part in step.loss.trainer.engine.parts:
         stubs = [
-            (lambda *_, made=(None,) * len(writes): made, read, writes, frees)
-            for _, read, writes, frees in part.bound
+            (_stub(len(writes)), read, writes, frees) for _, read, writes, frees in part.bound
         ]
         slots: list[Any] = [None] * part.program.num_slots
         count += len(stubs)
@@ -78,6 +77,11 @@ def python_per_action_us(step: octopipe.TrainStep, repeats: int = 20) -> float:
             best = min(best, time.perf_counter() - start)
         times.append(best)
     return 1e6 * sum(times) / count
+
+
+def _stub(results: int) -> Callable[..., tuple[None, ...]]:
+    made = (None,) * results
+    return lambda *_: made
 
 
 def measure(size: str, schedules: list[str], ranks: int, repeats: int, transport: str) -> Table:

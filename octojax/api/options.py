@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from octojax.ir import Partition, Placement, Plan, Schedule
+from octojax.ir import Partition, Placement, Plan, Profile, Schedule
 
 OPTIONS = "__octopipe_options__"
 """The class attribute in which `pipeline` records its options."""
@@ -17,7 +17,8 @@ Class = TypeVar("Class", bound=type)
 class Options:
     """How a loss is to be pipelined. None means: choose what fits.
 
-    `schedule` is a name (`octopipe schedules` lists them), a table, or the path of a CSV table;
+    `schedule` is a name (`octopipe schedules` lists them), a table, the path of a CSV table, or
+    "auto": the plan is tuned for `tune_seconds` on `profile`, by default measured here.
     `schedule_options` are those of a named schedule. `partition` is "balanced" (by operations),
     "uniform" (by count), or layers per stage. `transport` is "auto", "device_put" or "ppermute".
     `recompute` says for every stage, or for all, whether its forward is run again instead of
@@ -35,6 +36,8 @@ class Options:
     recompute: bool | tuple[bool, ...] | None = None
     transport: str = "auto"
     schedule_options: dict[str, Any] = field(default_factory=dict)
+    profile: Profile | None = None
+    tune_seconds: float = 10.0
     compiler_options: dict[str, Any] = field(default_factory=dict)
     timeout_s: float = 600.0
     seed: int = 0

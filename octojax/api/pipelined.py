@@ -14,6 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 from octojax import compat
 from octojax.api.options import Options
 from octojax.api.planning import choose_schedule, given_schedule, make_plan
+from octojax.api.tuning import tuned_plan
 from octojax.errors import PlanError
 from octojax.executor.engine import Engine, Model, Results
 from octojax.executor.lower import Lowered, lower
@@ -84,6 +85,9 @@ class PipelinedLoss:
             count,
             self.mesh.data_size,
         )
+        if options.schedule == "auto" and options.plan is None:
+            plan = tuned_plan(pure, self.batch, self.batch_tree, self.mesh, options)
+            self.options = options = replace(options, plan=plan)
         self.schedule: Schedule = choose_schedule(options, self.mesh.num_ranks, count)
         self._layered = layered = self._layers(0)
         self.plan: Plan = make_plan(options, self.schedule, layered.graph)
@@ -166,7 +170,7 @@ class PipelinedLoss:
     @cached_property
     def share(self) -> Share | None:
         """How values reach every process; None in a program of one."""
-        return Share(self.mesh) if several() else None
+        return Share(self.mesh, self.options.timeout_s) if several() else None
 
     def _agree(self) -> None:
         """Refuses to run unless every process has the same plan, model and versions."""
