@@ -111,7 +111,7 @@ def _check_loss(loss: Any) -> None:
             f"the loss has shape {loss.shape}, expected a scalar (). "
             f"Reduce it, e.g. with jnp.mean(loss)"
         )
-    if not compat.is_float(loss) or jax.dtypes.issubdtype(loss.dtype, jax.numpy.complexfloating):
+    if not compat.is_float(loss) or jax.numpy.iscomplexobj(loss):
         raise LossError(
             f"the loss has dtype {loss.dtype}, expected a real float. "
             f"An integer or complex loss has no gradient: cast or take its real part"

@@ -26,16 +26,21 @@ def adapt_nnx(
     graphdef, params, state = nnx.split(model, trainable, ...)
 
     def fn(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
-        live = nnx.merge(graphdef, params, state)
+        live = nnx.merge(graphdef, *_fresh((params, state)))
         loss, *aux = split_result(loss_fn(live, batch))
         _, new_params, new_state = nnx.split(live, trainable, ...)
         _check_unwritten(params, new_params)
         return loss, aux[0] if aux else None, new_state
 
     def merge(params: Any, state: Any) -> nnx.Module:
-        return nnx.merge(graphdef, params, state)
+        return nnx.merge(graphdef, *_fresh((params, state)))
 
-    return PureLoss(fn, params, state, merge)
+    return PureLoss(fn, *_fresh((params, state)), merge)
+
+
+def _fresh(states: Any) -> Any:
+    """The same values in variables of their own: a module writes to its variables in place."""
+    return tree.tree_map(lambda leaf: leaf, states)
 
 
 def _check_unwritten(before: Any, after: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from jax.extend.core import JaxprEqn
 
 from octojax import compat
+from octojax.compat import aval_of
 from octojax.jaxprs.operations import contraction_work
 
 # One operation per output element, whatever the function; layout changes cost none.
@@ -57,8 +58,8 @@ def is_heavy(eqn: JaxprEqn) -> bool:
 
 def read_bytes(eqn: JaxprEqn) -> int:
     """Bytes an equation reads and writes when nothing is fused."""
-    return sum(compat.num_bytes(x.aval) for x in (*eqn.invars, *eqn.outvars))  # pyright: ignore[reportAttributeAccessIssue]
+    return sum(compat.num_bytes(aval_of(x)) for x in (*eqn.invars, *eqn.outvars))
 
 
 def _size(atom: Any) -> int:
-    return prod(getattr(atom.aval, "shape", ()))
+    return prod(getattr(aval_of(atom), "shape", ()))

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
-from octojax.compat import Atom
+from octojax.compat import Atom, aval_of
 from octojax.jaxprs.flat import Builder, FlatJaxpr, rewrite
 
 _FOLDS: Mapping[str, Callable[..., Any]] = {
@@ -50,24 +50,27 @@ def _fold(builder: Builder, eqn: JaxprEqn, args: list[Atom]) -> list[Atom] | Non
     if name not in _FOLDS or not all(map(_is_integer, args)):
         return None
     (out,) = eqn.outvars
-    if out.aval.shape or out.aval.dtype.kind not in "iub":
+    if aval_of(out).shape or aval_of(out).dtype.kind not in "iub":
         return None
     values = [np.asarray(x.val) for x in args if isinstance(x, Literal)]
     with np.errstate(all="ignore"):
-        return [Literal(np.asarray(_FOLDS[name](*values), out.aval.dtype), out.aval)]
+        return [Literal(np.asarray(_FOLDS[name](*values), aval_of(out).dtype), aval_of(out))]
 
 
 def _is_integer(atom: Atom) -> bool:
-    return isinstance(atom, Literal) and not atom.aval.shape and atom.aval.dtype.kind in "iub"
+    return (
+        isinstance(atom, Literal) and not aval_of(atom).shape and aval_of(atom).dtype.kind in "iub"
+    )
 
 
 def _static_slice(builder: Builder, eqn: JaxprEqn, args: list[Atom]) -> list[Atom] | None:
     operand, *starts = args
     if not all(map(_is_integer, starts)):
         return None
+    at = [int(x.val) for x in starts if isinstance(x, Literal)]
     sizes = eqn.params["slice_sizes"]
-    limits = [n - size for n, size in zip(operand.aval.shape, sizes)]
-    at = [min(max(int(x.val), 0), most) for x, most in zip(starts, limits)]  # pyright: ignore[reportAttributeAccessIssue]
+    limits = [n - size for n, size in zip(aval_of(operand).shape, sizes)]
+    at = [min(max(start, 0), most) for start, most in zip(at, limits)]
     return [slice_static(builder, operand, at, sizes)]
 
 
@@ -77,4 +80,4 @@ def slice_static(builder: Builder, operand: Atom, starts: Any, sizes: Any) -> At
     limits = tuple(start + int(size) for start, size in zip(starts, sizes))
     params = {"start_indices": starts, "limit_indices": limits, "strides": None}
     shape = tuple(int(size) for size in sizes)
-    return builder.append(jax.lax.slice_p, [operand], params, operand.aval.update(shape=shape))
+    return builder.append(jax.lax.slice_p, [operand], params, aval_of(operand).update(shape=shape))

@@ -15,13 +15,17 @@ from typing import Any
 import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from octojax.compat import Atom
+from octojax.compat import Atom, aval_of
 from octojax.jaxprs.flat import Builder, FlatJaxpr, read
 from octojax.jaxprs.fold import slice_static
 
 _ELEMENTWISE = frozenset(
-    ["convert_element_type", "mul", "add", "sub", "div", "neg", "exp", "exp2", "log", "tanh", "logistic", "sqrt", "rsqrt", "square", "abs", "integer_pow", "max", "min", "pow", "sign", "sin", "cos", "name", "stop_gradient", "copy", "log1p", "expm1", "select_n"]
-)
+    {
+        "convert_element_type", "copy", "name", "stop_gradient", "neg", "sign", "abs",
+        "add", "sub", "mul", "div", "max", "min", "pow", "integer_pow", "square", "sqrt", "rsqrt",
+        "exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "sin", "cos", "select_n",
+    }
+)  # fmt: skip
 
 
 def push_rows(flat: FlatJaxpr) -> FlatJaxpr:
@@ -33,7 +37,7 @@ def row_index(eqn: JaxprEqn) -> int | None:
     """The row that an equation `slice[i:i+1, :, ...]` takes; None for any other equation."""
     if eqn.primitive.name != "slice":
         return None
-    shape = eqn.invars[0].aval.shape  # pyright: ignore[reportAttributeAccessIssue]
+    shape = aval_of(eqn.invars[0]).shape
     starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
     plain = not eqn.params["strides"] or all(s == 1 for s in eqn.params["strides"])
     whole = all(s == 0 for s in starts[1:]) and tuple(limits[1:]) == tuple(shape[1:])
@@ -44,15 +48,17 @@ def row_index(eqn: JaxprEqn) -> int | None:
 
 def expand_row(builder: Builder, row: Atom) -> Atom:
     """Appends an axis of size 1 in front."""
-    shape = (1, *row.aval.shape)
+    shape = (1, *aval_of(row).shape)
     dims = tuple(range(1, len(shape)))
     params = {"shape": shape, "broadcast_dimensions": dims, "sharding": None}
-    return builder.append(jax.lax.broadcast_in_dim_p, [row], params, row.aval.update(shape=shape))
+    return builder.append(
+        jax.lax.broadcast_in_dim_p, [row], params, aval_of(row).update(shape=shape)
+    )
 
 
 def squeeze_row(builder: Builder, row: Atom) -> Atom:
     """Appends the removal of the axis of size 1 in front."""
-    aval = row.aval.update(shape=row.aval.shape[1:])
+    aval = aval_of(row).update(shape=aval_of(row).shape[1:])
     return builder.append(jax.lax.squeeze_p, [row], {"dimensions": (0,)}, aval)
 
 
@@ -99,17 +105,18 @@ class _Rows:
         if isinstance(atom, Literal) or atom not in self.made:
             return None
         eqn, _ = self.made[atom]
-        (source, *_) = eqn.invars or (None,)
-        if eqn.primitive.name != "broadcast_in_dim" or isinstance(source, Literal):
+        source = eqn.invars[0] if eqn.invars else None
+        if eqn.primitive.name != "broadcast_in_dim" or not isinstance(source, Var):
             return None
-        wanted = tuple(range(1, len(atom.aval.shape)))
-        same = (1, *source.aval.shape) == tuple(atom.aval.shape)  # pyright: ignore[reportOptionalMemberAccess]
-        return source if same and tuple(eqn.params["broadcast_dimensions"]) == wanted else None
+        shape = tuple(aval_of(atom).shape)
+        same = (1, *aval_of(source).shape) == shape
+        in_front = tuple(eqn.params["broadcast_dimensions"]) == tuple(range(1, len(shape)))
+        return source if same and in_front else None
 
     def _unstacked(self, atom: Atom) -> list[Atom] | None:
         if isinstance(atom, Literal):
             return None
-        rows = [self._row(atom, k) for k in range(atom.aval.shape[0])]
+        rows = [self._row(atom, k) for k in range(aval_of(atom).shape[0])]
         return [self._squeezed(row) for row in rows]
 
     def _squeezed(self, row: Atom) -> Atom:
@@ -123,7 +130,7 @@ class _Rows:
 
     def _row(self, var: Var, index: int) -> Atom:
         """Row `index` of an array, with its axis of size 1."""
-        if var.aval.shape[0] == 1:
+        if aval_of(var).shape[0] == 1:
             return var
         if (var, index) not in self.rows:
             self.rows[var, index] = self._make_row(var, index)
@@ -146,12 +153,12 @@ class _Rows:
         return self._slice(var, index)
 
     def _slice(self, var: Var, index: int) -> Atom:
-        starts = (index, *(0 for _ in var.aval.shape[1:]))
-        return self._emit(slice_static, var, starts, (1, *var.aval.shape[1:]))
+        starts = (index, *(0 for _ in aval_of(var).shape[1:]))
+        return self._emit(slice_static, var, starts, (1, *aval_of(var).shape[1:]))
 
     def _row_of_pieces(self, pieces: Sequence[Atom], index: int) -> Atom:
         for piece in pieces:
-            rows = piece.aval.shape[0]
+            rows = aval_of(piece).shape[0]
             if index < rows:
                 return piece if isinstance(piece, Literal) else self._row(piece, index)
             index -= rows
@@ -163,7 +170,7 @@ class _Rows:
         starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
         plain = not eqn.params["strides"] or all(s == 1 for s in eqn.params["strides"])
         whole = all(s == 0 for s in starts[1:])
-        shape = getattr(source.aval, "shape", ())
+        shape = getattr(aval_of(source), "shape", ())
         return isinstance(source, Var) and plain and whole and limits[1:] == tuple(shape[1:])
 
     def _is_sliceable(self, var: Var) -> bool:
@@ -178,18 +185,18 @@ class _Rows:
         return self.sliceable[var]
 
     def _fits(self, atom: Atom, out: Var) -> bool:
-        if not atom.aval.shape:
+        if not aval_of(atom).shape:
             return True
-        same = tuple(atom.aval.shape) == tuple(out.aval.shape)
+        same = tuple(aval_of(atom).shape) == tuple(aval_of(out).shape)
         return same and isinstance(atom, Var) and self._is_sliceable(atom)
 
     def _elementwise(self, eqn: JaxprEqn, index: int) -> Atom:
         args = [
-            x if isinstance(x, Literal) or not x.aval.shape else self._row(x, index)
+            x if isinstance(x, Literal) or not aval_of(x).shape else self._row(x, index)
             for x in eqn.invars
         ]
         (out,) = eqn.outvars
-        aval = out.aval.update(shape=(1, *out.aval.shape[1:]))
+        aval = aval_of(out).update(shape=(1, *aval_of(out).shape[1:]))
         made = self.builder.append(eqn.primitive, args, eqn.params, aval)
         self._learn()
         return made

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from jax.extend.core import JaxprEqn, Var
 
 from octojax import compat
-from octojax.compat import Atom
+from octojax.compat import Atom, aval_of
 from octojax.jaxprs.dead import without_dead
 from octojax.jaxprs.flat import Builder, FlatJaxpr, rewrite
 from octojax.jaxprs.rows import expand_row, push_rows, row_index
@@ -24,8 +24,8 @@ def split_stacks(flat: FlatJaxpr, inputs: Sequence[Var]) -> tuple[FlatJaxpr, Map
     stacks = _stacks(flat, inputs)
     rows = {
         var: tuple(
-            (i, compat.new_var(var.aval.update(shape=var.aval.shape[1:])))
-            for i in range(var.aval.shape[0])
+            (i, compat.new_var(aval_of(var).update(shape=aval_of(var).shape[1:])))
+            for i in range(aval_of(var).shape[0])
         )
         for var in stacks
     }
@@ -40,7 +40,7 @@ def split_stacks(flat: FlatJaxpr, inputs: Sequence[Var]) -> tuple[FlatJaxpr, Map
 
 
 def _stacks(flat: FlatJaxpr, inputs: Sequence[Var]) -> list[Var]:
-    wanted = {v for v in inputs if 2 <= (v.aval.shape or (0,))[0] <= MOST_ROWS}
+    wanted = {v for v in inputs if 2 <= (aval_of(v).shape or (0,))[0] <= MOST_ROWS}
     whole = {v for v in flat.outvars if isinstance(v, Var)}
     read: dict[Var, set[int]] = {}
     for eqn in flat.eqns:
@@ -52,4 +52,6 @@ def _stacks(flat: FlatJaxpr, inputs: Sequence[Var]) -> list[Var]:
                 whole.add(var)
             else:
                 read.setdefault(var, set()).add(index)
-    return [v for v in inputs if v in read and v not in whole and len(read[v]) == v.aval.shape[0]]
+    return [
+        v for v in inputs if v in read and v not in whole and len(read[v]) == aval_of(v).shape[0]
+    ]

@@ -6,7 +6,7 @@ import jax
 from jax.extend.core import DropVar, JaxprEqn
 
 from octojax import compat
-from octojax.compat import JIT_NAMES, Atom
+from octojax.compat import JIT_NAMES, Atom, aval_of
 from octojax.jaxprs.flat import Builder
 from octojax.jaxprs.fold import slice_static
 from octojax.jaxprs.inline import call_inlined
@@ -43,12 +43,12 @@ def unroll_scan(builder: Builder, eqn: JaxprEqn, args: Sequence[Atom]) -> list[A
 
 
 def _row(builder: Builder, x: Atom, index: int) -> Atom:
-    starts = (index, *(0 for _ in x.aval.shape[1:]))
-    return squeeze_row(builder, slice_static(builder, x, starts, (1, *x.aval.shape[1:])))
+    starts = (index, *(0 for _ in aval_of(x).shape[1:]))
+    return squeeze_row(builder, slice_static(builder, x, starts, (1, *aval_of(x).shape[1:])))
 
 
 def _stack(builder: Builder, rows: Sequence[Atom], out: Atom) -> Atom:
     if isinstance(out, DropVar):
         return out  # nobody reads it
     wide = [expand_row(builder, row) for row in rows]
-    return builder.append(jax.lax.concatenate_p, wide, {"dimension": 0}, out.aval)
+    return builder.append(jax.lax.concatenate_p, wide, {"dimension": 0}, aval_of(out))

@@ -71,7 +71,7 @@ def cut_stages(layered: LayeredLoss, partition: Partition) -> StagedLoss:
         constants=normal.flat.constants,
         forwards=tuple(stages),
         borders=tuple(_border(layered, partition, s) for s in range(partition.num_stages - 1)),
-        emits=tuple(x.aval for x in emits),  # pyright: ignore[reportAttributeAccessIssue]
+        emits=tuple(x.aval for x in emits),
         state=tuple(
             StateLeaf(leaf, traced.state.names[leaf], traced.state.avals[leaf], kind, where)
             for leaf, kind in enumerate(kinds)
@@ -161,13 +161,13 @@ def _readers(layered: LayeredLoss, partition: Partition) -> dict[int, set[int]]:
 
 def _reads(layered: LayeredLoss, steps: Sequence[int]) -> Iterable[Ref]:
     normal = layered.normal
-    wanted = [v for at in steps for v in normal.flat.eqns[at].invars if _is_free(layered, v)]
+    wanted = [
+        v
+        for at in steps
+        for v in normal.flat.eqns[at].invars
+        if isinstance(v, Var) and not classify.of(layered.depends, v).is_activation
+    ]
     return [normal.inputs[var] for var in normal.recomputed(wanted, ())[1]]
-
-
-def _is_free(layered: LayeredLoss, atom: compat.Atom) -> bool:
-    """Whether an atom is a value that each stage makes for itself."""
-    return isinstance(atom, Var) and not classify.of(layered.depends, atom).is_activation
 
 
 def _stage(

@@ -51,11 +51,10 @@ def find_layers(traced: TracedLoss, min_layers: int = 1) -> LayeredLoss:
     Raises:
         LossError: the loss depends on no parameter.
     """
-    for remat in Remat:
-        layered = _find(traced, normalize(traced, remat), min_layers)
-        if layered.graph.num_layers >= min_layers:
-            break
-    return layered
+    layered = _find(traced, normalize(traced, Remat.LARGE), min_layers)
+    if layered.graph.num_layers >= min_layers:
+        return layered
+    return _find(traced, normalize(traced, Remat.ALL), min_layers)
 
 
 def _find(traced: TracedLoss, normal: NormalLoss, min_layers: int) -> LayeredLoss:

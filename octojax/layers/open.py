@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from octojax import compat
-from octojax.compat import JIT_NAMES, REMAT_NAMES, Atom
+from octojax.compat import JIT_NAMES, REMAT_NAMES, Atom, aval_of
 from octojax.jaxprs.count import is_heavy, operations
 from octojax.jaxprs.flat import Builder, FlatJaxpr, flatten, rewrite
 from octojax.jaxprs.inline import body_of, inline_call, inline_jits
@@ -76,7 +76,7 @@ def count_layers(eqn: JaxprEqn, depends: Classes) -> int:
     body = open_layers(body, inside, Remat.LARGE) if _has_stack(body) else body
     inside = classify.classify(body.eqns, inside)
     given = [v for v in body.invars if classify.of(inside, v).is_activation]
-    before = sum(compat.num_bytes(v.aval) for v in given)
+    before = sum(compat.num_bytes(aval_of(v)) for v in given)
     walked = walk(body.eqns, inside, body.outvars, given)
     return 1 + len(find_borders(walked.steps, before=before))
 
@@ -138,7 +138,7 @@ def _indexes(body: FlatJaxpr, inside: Classes, consts: set[Var], length: int) ->
             continue
         stack, *starts = eqn.invars
         known = all(isinstance(x, Literal) or inside[x] == Depends.NOTHING for x in starts)
-        rows = getattr(stack.aval, "shape", (0,))[0]
+        rows = getattr(aval_of(stack), "shape", (0,))[0]
         if stack in consts and known and rows >= length and eqn.params["slice_sizes"][0] == 1:
             return True
     return False
