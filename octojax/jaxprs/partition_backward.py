@@ -45,11 +45,12 @@ def partition_backward(
     """Returns the cut of live `eqns`: `urgent` outputs are I's, W makes of `deferrable` what pays.
 
     `at_hand` are the values that W can read without anything being kept (weights, batch,
-    stage inputs). `second_outputs` are positions in `deferrable`.
+    stage inputs). What prints or calls back for its effect is I's. `second_outputs` are
+    positions in `deferrable`.
     """
     made = makers(eqns)
     needed = needed_for(eqns, urgent)
-    live = needed_for(eqns, [*urgent, *deferrable])
+    live = needed_for(eqns, [*urgent, *deferrable], keep_effects=True)
     tail = sorted(live - needed)
     second: set[int] = set()
     kept = at_hand | from_alone(eqns, set())
@@ -72,6 +73,7 @@ def partition_backward(
             *(v for i, v in enumerate(deferrable) if i not in outputs),
             *free_vars([eqns[at] for at in sorted(second)]),
         ],
+        keep_effects=True,
     )
     return Cut(tuple(sorted(first)), tuple(sorted(second)), outputs)
 

@@ -22,9 +22,10 @@ def split_loops(
 ) -> list[JaxprEqn]:
     """Returns the equations that `urgent` and `deferrable` need, their loops split where it pays.
 
-    An output of a loop is *late* if neither `urgent` nor a contraction or loop depends on it.
+    Equations with effects stay too. An output of a loop is *late* if neither `urgent` nor a
+    contraction or loop depends on it.
     """
-    live = [eqns[at] for at in sorted(needed_for(eqns, [*urgent, *deferrable]))]
+    live = [eqns[at] for at in sorted(needed_for(eqns, [*urgent, *deferrable], True))]
     busy = {v for v in urgent if is_var(v)}
     wanted = {v for v in (*urgent, *deferrable) if is_var(v)}
     out: list[list[JaxprEqn]] = []

@@ -157,7 +157,7 @@ def _split(
     """Returns the input-gradient program and, unless nothing is left for it, the other one."""
     urgent = {r: v for r, v in joint.grads.items() if r.role is Role.INPUT_GRAD}
     later = {r: v for r, v in joint.grads.items() if r.role is Role.PARAM_GRAD}
-    eqns = trim_loops(eqns, joint.grads.values())
+    eqns = trim_loops(eqns, joint.grads.values(), keep_effects=True)
     eqns = split_loops(eqns, list(urgent.values()), list(later.values()))
     lasting = _having(joint, *_AT_HAND)
     cut = partition_backward(eqns, list(urgent.values()), list(later.values()), lasting)
@@ -201,14 +201,14 @@ def _sources(joint: Joint) -> tuple[set[Var], set[Var]]:
 
 def _crossing(joint: Joint) -> list[Var]:
     """Returns the forward's values and inputs that the backward equations read."""
-    live = trim_loops(joint.backward, joint.grads.values())
+    live = trim_loops(joint.backward, joint.grads.values(), keep_effects=True)
     incoming = set(joint.cotangents.values())
     return [v for v in free_vars(live, joint.grads.values()) if v not in incoming]
 
 
 def _forward(joint: Joint, written: dict[Ref, Atom], effects: bool) -> Program:
     eqns = trim_loops(joint.forward, written.values(), keep_effects=effects)
-    return _assemble(joint, Kind.FORWARD, eqns, written, {v: r for r, v in joint.inputs.items()})
+    return _assemble(Kind.FORWARD, eqns, written, {v: r for r, v in joint.inputs.items()})
 
 
 def _program(
@@ -218,12 +218,15 @@ def _program(
     written: dict[Ref, Atom],
     names: dict[Var, Ref],
 ) -> Program:
-    """Returns the program that makes `written`, reading what it needs under its name."""
-    return _assemble(joint, kind, trim_loops(eqns, written.values()), written, names)
+    """Returns the program that makes `written`, reading what it needs under its name.
+
+    What a custom derivative prints is printed once, in B or I.
+    """
+    effects = kind in (Kind.BACKWARD, Kind.INPUT_GRAD)
+    return _assemble(kind, trim_loops(eqns, written.values(), effects), written, names)
 
 
 def _assemble(
-    joint: Joint,
     kind: Kind,
     eqns: Sequence[JaxprEqn],
     written: dict[Ref, Atom],

@@ -307,6 +307,33 @@ def test_prints_happen_in_the_forward_only():
     assert not stages[1].recompute.jaxpr.effects
 
 
+def test_prints_of_a_custom_derivative_happen_once():
+    @jax.custom_vjp
+    def product(x, w):
+        return x @ w
+
+    def backward(res, g):
+        dw = res[0].T @ g
+        jax.debug.print("g {g} dw {dw}", g=g[0, 0], dw=dw[0, 0])
+        return g @ res[1].T, dw
+
+    product.defvjp(lambda x, w: (x @ w, (x, w)), backward)
+    pieces = [
+        Piece(lambda p, b, i: (b[0] @ p[0],), (0,)),
+        Piece(lambda p, b, i: (product(i[0], p[0]) @ p[1],), (1, 2)),
+        Piece(lambda p, b, i: (jnp.mean(i[0] ** 2),), ()),
+    ]
+    params, batch = [normal(8, 8, seed=i) for i in range(3)], (normal(4, 8, seed=9),)
+    for again in (False, True):
+        stages = differentiate(forward_stages(pieces, params, batch), None, (False, again, False))
+        assert stages[1].backward.jaxpr.effects
+        assert stages[1].input_grad.jaxpr.effects
+        assert stages[1].weight_grad is not None
+        assert not stages[1].weight_grad.jaxpr.effects
+        assert roles(stages[1].weight_grad.writes, Role.PARAM_GRAD) == [2]
+        assert_gradients(stages, pieces, params, batch)
+
+
 def test_a_model_without_a_loss_is_refused():
     closed: ClosedJaxpr = jax.make_jaxpr(jnp.sin)(1.0)
     program = Program(Kind.FORWARD, closed, (Ref(Role.PARAM, 0),), (Ref(Role.EMIT, 1),))
