@@ -103,7 +103,7 @@ def _sequential_limits(work: Work) -> Iterator[tuple[int, ...]]:
 def _wave_limits(work: Work) -> Iterator[tuple[int, ...]]:
     """Yields limits per stage of a V: how far the first chunk runs ahead; the second is free."""
     ranks = work.num_ranks
-    for ahead in range(1, 2 * ranks + 1):
+    for ahead in sorted({1, 2, max(1, ranks // 2), ranks, 2 * ranks - 1, 2 * ranks}):
         down = [max(1, min(ahead, 2 * ranks - 1 - r)) for r in range(ranks)]
         yield (*down, *(work.microbatches,) * ranks)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octojax.ir import Kind, Overlap, Schedule
+from octojax.ir import Kind, Machine, Overlap, Schedule
 from octojax.ir.verify import verify
 from octojax.schedules import SCHEDULES, generate
 from octojax.schedules.comparison import peaks
@@ -19,7 +19,7 @@ microbatches = st.integers(1, 20)
 
 
 def timeline(schedule):
-    return simulate(schedule, StageCosts.unit(schedule.num_stages))
+    return simulate(schedule, StageCosts.unit(schedule.num_stages), compiled=False)
 
 
 def makespan(schedule):
@@ -49,8 +49,6 @@ def test_1f1b(p, m):
 @bounded
 @given(ranks, microbatches, st.integers(0, 3))
 def test_1f1b_overlap_hides_a_hop_better(p, m, latency):
-    from octojax.ir import Machine
-
     table, plain = generate("1f1b-overlap", p, m), generate("1f1b", p, m)
     assert makespan(table) == 3 * (m + p - 1)
     assert peaks(table, Kind.WEIGHT_GRAD) == tuple(min(2 * (p - r) - 1, m) for r in range(p))

@@ -1,6 +1,7 @@
 """Searched schedules: complete, within their limits, never slower than the published tables."""
 
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def costs(file):
 
 def makespan(table, f, i, w, latency=0):
     unit = StageCosts.unit(table.num_stages, f, i, w)
-    return simulate(table, unit, Machine(latency_s=latency)).makespan_s
+    return simulate(table, unit, Machine(latency_s=latency), compiled=False).makespan_s
 
 
 @pytest.mark.parametrize("file", tables("sail_ZB"))
@@ -164,8 +165,6 @@ def test_tessel_on_any_placement(p, more, data, m):
 
 def brute_period(blocks):
     """Least period by trying every start slot in turn, with memory, without any pruning."""
-    from itertools import product
-
     stages = blocks.num_stages
     chain = [(s, blocks.forward[s]) for s in range(stages)]
     chain += [(s, blocks.backward[s]) for s in reversed(range(stages))]
