@@ -3,11 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 from runner import Settings
 
-from octojax.ir import LayerCost, LayerGraph, Machine, Plan, Profile
+import octojax as octopipe
+from octojax.ir import LayerCost, LayerGraph, Machine, Placement, Plan, Profile
+from octojax.profiling import measure
 from octojax.report import Panel
-from octojax.simulate import simulate
+from octojax.schedules import generate
+from octojax.simulate import simulate, uniform_partition
 from octojax.tune import TuneResult, tune
 
 OPERATIONS_PER_S = 5e9  # only sets the unit of time where nothing was measured
@@ -69,7 +73,32 @@ def from_operations(layers: LayerGraph, settings: Settings) -> Profile:
     )
 
 
-def tuned(profile: Profile, seconds: float, seed: int) -> Plans:
-    """Returns the tuner's plan for a profile."""
-    result = tune(profile, seconds=seconds, seed=seed)
-    return Plans({"plan": result.plan}, profile, result)
+def measured(model: Any, loss: Any, optimizer: Any, batch: Any, settings: Settings) -> Profile:
+    """Returns the profile of the model's layers on the first device, for one microbatch."""
+    rows = -(-settings.batch // settings.microbatches)
+    return measure(
+        octopipe.adapt(model, loss),
+        jax.tree.map(lambda x: x[:rows], batch),
+        optimizer=optimizer,
+        devices=jax.devices()[: settings.ranks],
+        min_layers=settings.ranks,
+        name=settings.name,
+        ranks=settings.ranks,
+        microbatches=settings.microbatches,
+    )
+
+
+def tuned(profile: Profile, settings: Settings) -> Plans:
+    """Returns the tuner's plan for a profile, with 1F1B on uniform stages to compare with."""
+    result = tune(profile, seconds=settings.tune_seconds, seed=settings.seed)
+    return Plans({"plan": result.plan}, profile, result, {"1f1b": one_f_one_b(profile, settings)})
+
+
+def one_f_one_b(profile: Profile, settings: Settings) -> Plan:
+    """Returns what a user without a tuner would run: equal numbers of layers, fused backward."""
+    return Plan(
+        uniform_partition(profile.num_layers, settings.ranks),
+        Placement.sequential(settings.ranks),
+        generate("1f1b", settings.ranks, settings.microbatches),
+        name="1f1b, uniform",
+    )

@@ -1,11 +1,13 @@
 """One training run from text to files. Imports JAX: set the device count before."""
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import corpus
@@ -21,6 +23,8 @@ import octojax as octopipe
 from octojax import report
 from octojax.models import count_parameters
 
+RACES = 3  # timed steps of each plan
+RACE_BEFORE_S = 75.0  # so that a default run ends within two minutes
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
@@ -55,9 +59,12 @@ class Experiment:
             self.compare_with_unpipelined(step, state, batch)
         state = self.train(step, state)
         held_out = self.text.evaluation(s.batch, s.length)
-        value = float(step.evaluate(state, held_out)["loss"])
+        with self.timed("evaluate"):
+            value = float(step.evaluate(state, held_out)["loss"])
         self.summary["held_out_loss"] = value
         self.say(f"held-out loss {value:.3f} nats a byte ({value / np.log(2):.2f} bits)")
+        if plans.others and s.race is not False:
+            self.race(model, batch, {"tuned": step}, plans)
         self.summary["total_s"] = time.perf_counter() - self.began
         self.write("summary.json", json.dumps(self.summary, indent=1) + "\n")
         self.say(
@@ -72,25 +79,29 @@ class Experiment:
         if s.schedule != "auto":
             return planning.Plans({"schedule": s.schedule})
         with self.timed("profile"):
-            profile = planning.profile(model, self.loss, batch, s.microbatches, s.ranks)
+            profile = planning.measured(model, self.loss, self.optimizer, batch, s)
         with self.timed("tune"):
-            plans = planning.tuned(profile, s.tune_seconds, s.seed)
+            plans = planning.tuned(profile, s)
         profile.save(s.out / "profile.json")
         return plans
 
-    def compile(self, model: Any, batch: Any, **plan: Any) -> Any:
+    @cached_property
+    def optimizer(self) -> optax.GradientTransformation:
         s = self.settings
         rates = optax.warmup_cosine_decay_schedule(
             s.lr / 10, s.lr, max(1, s.steps // 10), max(2, s.steps), s.lr / 10
         )
-        optimizer = optax.chain(
+        return optax.chain(
             optax.clip_by_global_norm(1.0), optax.adamw(rates, b2=0.95, weight_decay=0.01)
         )
+
+    def compile(self, model: Any, batch: Any, **plan: Any) -> Any:
+        s = self.settings
         mesh = jax.make_mesh((s.ranks,), ("pipe",), devices=jax.devices()[: s.ranks])
         return octopipe.compile(
             model,
             self.loss,
-            optimizer,
+            self.optimizer,
             batch,
             mesh=mesh,
             microbatches=s.microbatches,
@@ -130,6 +141,32 @@ class Experiment:
             f"relative error {loss_error:.1e}; largest of {len(errors)} gradients "
             f"[bold]{max(errors):.1e}[/]"
         )
+
+    def race(self, model: Any, batch: Any, steps: dict[str, Any], plans: planning.Plans) -> None:
+        """Prints how long whole steps of the plans take here, run in turns."""
+        elapsed = time.perf_counter() - self.began
+        if self.settings.race is None and elapsed > RACE_BEFORE_S:
+            self.say(f"wall clock not compared after {elapsed:.0f} s; --race insists")
+            return
+        with self.timed("race"):
+            for name, plan in plans.others.items():
+                steps[name] = self.compile(model, batch, plan=plan)
+            states = {name: step.init() for name, step in steps.items()}
+            times: dict[str, list[float]] = {name: [] for name in steps}
+            for _ in range(1 + RACES):
+                for name, step in steps.items():
+                    start = time.perf_counter()
+                    states[name], metrics = step(states[name], batch)
+                    float(metrics["loss"])
+                    times[name].append(time.perf_counter() - start)
+        medians = {name: statistics.median(values[1:]) for name, values in times.items()}
+        self.summary["wall_clock_s"] = medians
+        for name in plans.others:
+            self.say(
+                f"wall clock, {self.settings.ranks} emulated devices sharing "
+                f"{os.cpu_count()} cores (not a pipeline's speed): {name} takes "
+                f"{medians[name] / medians['tuned']:.2f} times as long as tuned"
+            )
 
     def train(self, step: Any, state: Any) -> Any:
         s = self.settings

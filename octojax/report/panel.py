@@ -24,10 +24,10 @@ class Panel:
         parts = [f"{seconds(line.makespan_s)}", f"bubbles {line.bubble_ratio:.1%}"]
         if self.bound_s:
             gap = line.makespan_s / self.bound_s - 1
-            parts.append(f"at most {gap:.1%} above the best possible ({seconds(self.bound_s)})")
+            parts.append(f"within {gap:.1%} of the lower bound {seconds(self.bound_s)}")
         if any(t.end_s > t.start_s for t in line.transfers):
             count = len(line.transfers)
-            parts.append(f"{count} transfers, {line.overlapped} behind computation")
+            parts.append(f"{line.overlapped} of {count} transfers hidden")
         return f"{self.title}: " + ", ".join(parts)
 
 

@@ -154,7 +154,7 @@ def _legend(found: list[str], colour: bool) -> Text:
         line.append(f" {kind} ", Style(color="#ffffff", bgcolor=LIGHT[kind]) if colour else None)
         line.append(f" {LEGEND[kind]}   ")
     line.append(BUBBLE * 3, Style(dim=True))
-    line.append(" bubble (idle)   3F7: stage 3, forward, microbatch 7")
+    line.append(" bubble   3F7: stage 3, forward, microbatch 7")
     return line
 
 

@@ -30,7 +30,7 @@ def test_unit_costs_are_drawn_to_scale():
     axis = text.splitlines()[1]
     assert axis.index("0 s") == len("rank 0 ")
     assert "B  backward" in text
-    assert "... bubble (idle)" in text
+    assert "... bubble   3F7" in text
 
 
 def test_account_lists_every_rank():
@@ -42,7 +42,7 @@ def test_account_lists_every_rank():
 
 def test_bound_and_its_gap_stand_in_the_heading():
     text = render_text([Panel("tuned", one_f_one_b(), bound_s=8.0)], width=80, colour=False)
-    assert "at most 12.5% above the best possible (8 s)" in text.splitlines()[0]
+    assert "within 12.5% of the lower bound 8 s" in text.splitlines()[0]
 
 
 def test_two_timelines_share_one_axis():
