@@ -59,7 +59,7 @@ class TrainStep:
     @property
     def report(self) -> StepReport:
         """What was compiled, what crosses stages, what is kept."""
-        return report(self.loss)
+        return report(self.loss, self.update.num_programs)
 
     # ------------------------------------------------------------------ training
 
@@ -77,7 +77,10 @@ class TrainStep:
         results, value, aux = loss.run(loss.trainer, state.held, batch)
         carried, counters = loss.next_state(state.held, results)
         new, opt_state, scalars = self.update.apply(
-            self._optimized(state.held.units), self._gradients(results), state.opt_state
+            self._optimized(state.held.units),
+            self._gradients(results),
+            state.opt_state,
+            self._extra(value),
         )
         units: list[Any] = list(state.held.units)
         for unit, value_ in zip(self._trained, new, strict=True):
@@ -167,13 +170,22 @@ class TrainStep:
             for leaf, found in sorted(leaves.items())
         )
         owners = [loss.owners[u] for u in self._trained]
-        plan = build_update(self.optimizer, tree, owners, loss.mesh.num_ranks)
+        value = jax.ShapeDtypeStruct((), staged.emits[0].dtype)
+        plan = build_update(
+            self.optimizer, tree, owners, loss.mesh.num_ranks, extra={"value": value}
+        )
         here = set(loss.mesh.local_ranks)
         places = Places(tuple(r.replicated if r.index in here else None for r in loss.mesh.ranks))
         if loss.share is None:
             return Update(plan, places, compiler_options=loss.options.compiler_options)
         update, init = (shared_exchange(x, loss.share) for x in (plan.update, plan.init))
         return Update(plan, places, update, init, compiler_options=loss.options.compiler_options)
+
+    def _extra(self, value: Any) -> dict[int, Any] | None:
+        """The loss on the ranks whose update reads it (`optax.contrib.reduce_on_plateau`)."""
+        ranks = self.loss.mesh.ranks
+        wanted = self.update.extra_ranks
+        return {r: {"value": jax.device_put(value, ranks[r].replicated)} for r in wanted} or None
 
     def _stacked(self, leaf: int) -> bool:
         return any(u.leaf == leaf and u.index is not None for u in self.loss.staged.units)

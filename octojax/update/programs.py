@@ -63,6 +63,11 @@ class Bound:
         self._spare = {rank: [None] * (len(slots[rank]) - len(inputs[rank])) for rank in ranks}
         self._outputs = {rank: [slots[rank][end] for end in outputs[rank]] for rank in ranks}
 
+    @property
+    def num_programs(self) -> int:
+        """How many programs were compiled for this process's ranks."""
+        return sum(len(phase.programs) for phase in self._phases)
+
     def _bind(
         self,
         k: int,

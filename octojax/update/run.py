@@ -1,6 +1,7 @@
 """Run an `UpdatePlan`: one compiled program per rank and phase, small exchanges between."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -65,6 +66,11 @@ class Update:
             compiler_options,
         )
 
+    @property
+    def num_programs(self) -> int:
+        """How many programs were compiled, for `init` and for `apply`."""
+        return self._init.num_programs + self._update.num_programs
+
     def init(self, params: Sequence[jax.Array | None]) -> OptState:
         """Returns the first optimizer state, every leaf on its rank."""
         found = self._init.run({r: [params[i] for i in self._leaves[r]] for r in self.ranks})
@@ -79,14 +85,15 @@ class Update:
     ) -> tuple[tuple[jax.Array | None, ...], OptState, dict[str, jax.Array]]:
         """Returns new parameters, new state, and scalars of this step (`grad_norm`).
 
-        `extra[r]` is the tree of extra arguments on the devices of rank r, where the plan was
-        built with some. Nothing waits for the devices.
+        `extra[r]` is the tree of extra arguments on the devices of rank r, for the ranks in
+        `extra_ranks`. Nothing waits for the devices.
         """
         inputs = {}
+        absent = [None] * self.plan.extra_tree.num_leaves
         for rank in self.ranks:
             mine, held = self._leaves[rank], opt_state[rank]
             assert held is not None, f"rank {rank} is in this process, its state is not"
-            more = jax.tree.leaves(extra[rank]) if extra else ()
+            more = jax.tree.leaves(extra[rank]) if extra and rank in extra else absent
             inputs[rank] = [*(params[i] for i in mine), *(grads[i] for i in mine), *held, *more]
         found = self._update.run(inputs)
         new: list[jax.Array | None] = [None] * len(self.plan.owners)
@@ -98,6 +105,21 @@ class Update:
             state[rank] = tuple(outputs[len(mine) : len(mine) + len(self._states[rank])])
         last = found[self.ranks[0]][len(found[self.ranks[0]]) - len(self.plan.scalars) :]
         return tuple(new), self._per_rank(state), dict(zip(self.plan.scalars, last, strict=True))
+
+    @cached_property
+    def extra_ranks(self) -> tuple[int, ...]:
+        """Ranks of this process whose programs read the extra arguments (the loss, if any)."""
+        phases = self.plan.update.phases
+        return tuple(
+            rank
+            for rank in self.ranks
+            if any(
+                end.role is Role.EXTRA
+                for program in (phase.programs[rank] for phase in phases)
+                if program is not None
+                for end in program.reads
+            )
+        )
 
     def gather(self, opt_state: OptState) -> Any:
         """Returns the state as the tree that `optimizer.init` makes of the whole parameters.
