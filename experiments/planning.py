@@ -89,8 +89,12 @@ def measured(model: Any, loss: Any, optimizer: Any, batch: Any, settings: Settin
 
 
 def tuned(profile: Profile, settings: Settings) -> Plans:
-    """Returns the tuner's plan for a profile, with 1F1B on uniform stages to compare with."""
-    result = tune(profile, seconds=settings.tune_seconds, seed=settings.seed)
+    """Returns the tuner's plan for a profile, with 1F1B on uniform stages to compare with.
+
+    This is what `octopipe.compile(..., schedule="auto")` does inside; here the profile and the
+    tuner's account are wanted too.
+    """
+    result = tune(profile, seconds=settings.tune_seconds, seed=settings.seed, replicated=False)
     return Plans({"plan": result.plan}, profile, result, {"1f1b": one_f_one_b(profile, settings)})
 
 

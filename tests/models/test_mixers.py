@@ -112,9 +112,8 @@ def test_ssd_is_its_recurrence(length, chunk, groups, per_group):
 def test_ssd_survives_strong_decay():
     x, b = normal(0, 1, 64, 1, 2), normal(1, 1, 64, 1, 2)
     dt, a = jnp.full((1, 64, 1), 50.0), jnp.array([-16.0])
-    gradients = jax.grad(lambda *v: jnp.sum(ssd(*v, 32) ** 2), argnums=(0, 1, 2, 3, 4))(
-        x, dt, a, b, b
-    )
+    gradient = jax.grad(lambda *v: jnp.sum(ssd(*v, 32) ** 2), argnums=(0, 1, 2, 3, 4))
+    gradients = jax.jit(gradient)(x, dt, a, b, b)
     assert all(bool(jnp.all(jnp.isfinite(g))) for g in gradients)
 
 
@@ -167,11 +166,19 @@ def test_norm_and_activations_differentiate_as_written():
 def naive_experts(layer: MoE, x: np.ndarray, places: int) -> np.ndarray:
     """Token by token, in order of time, skipping experts that are full."""
     config = layer.config
-    logits = np.asarray(layer.router(jnp.asarray(x)))
-    scores = np.asarray(
-        jax.nn.softmax(logits) if config.router == "softmax" else 1 / (1 + np.exp(-logits))
+    up, down, router = map(
+        np.asarray, (layer.up_EDF[...], layer.down_EFD[...], layer.router.weight[...])
     )
-    activation = ACTIVATIONS[config.activation][1]
+    logits = x @ router
+    exp = np.exp(logits)
+    scores = exp / exp.sum(-1, keepdims=True) if config.router == "softmax" else exp / (1 + exp)
+
+    def activation(h):
+        if config.activation == "squared_relu":
+            return np.maximum(h, 0) ** 2
+        gate, value = np.split(h, 2, axis=-1)
+        return gate / (1 + np.exp(-gate)) * value
+
     out = np.zeros_like(x)
     for i in range(x.shape[0]):
         used = np.zeros(config.experts, int)
@@ -180,15 +187,15 @@ def naive_experts(layer: MoE, x: np.ndarray, places: int) -> np.ndarray:
             weights = scores[i, t, best]
             if config.normalize:
                 weights = weights / weights.sum()
-            for expert, weight in zip(best, weights, strict=True):
+            for expert, weight in zip(best, weights * config.weight_scale, strict=True):
                 used[expert] += 1
                 if used[expert] <= places:
-                    h = activation(x[i, t] @ layer.up_EDF[...][expert])
-                    out[i, t] += (
-                        weight * config.weight_scale * np.asarray(h @ layer.down_EFD[...][expert])
-                    )
+                    out[i, t] += weight * (activation(x[i, t] @ up[expert]) @ down[expert])
     if layer.shared is not None:
-        out = out + np.asarray(layer.shared(jnp.asarray(x)))
+        shared = layer.shared
+        out += activation(x @ np.asarray(shared.up.weight[...])) @ np.asarray(
+            shared.down.weight[...]
+        )
     return out
 
 
@@ -213,7 +220,7 @@ def naive_experts(layer: MoE, x: np.ndarray, places: int) -> np.ndarray:
 def test_experts_equal_a_loop_over_tokens(config):
     layer = MoE(8, config, std=0.5, out_std=0.5, dtype=F32, param_dtype=F32, rngs=nnx.Rngs(0))
     x = np.asarray(normal(1, 3, 7, 8))
-    y, balance = layer(jnp.asarray(x))
+    y, balance = nnx.jit(lambda layer, x: layer(x))(layer, jnp.asarray(x))
     np.testing.assert_allclose(y, naive_experts(layer, x, config.places(7)), rtol=1e-4, atol=1e-5)
     assert balance.shape == ()
 
