@@ -35,7 +35,7 @@ def compiled_timeline(
     )
     spans = tuple(ActionSpan(*cell) for cell in cells)
     makespan = float(times.end_s.max(initial=0.0))
-    live = [(a, b) for a, b in live_peaks(table.items, table.rank_start).tolist()]
+    live = live_peaks(table.items, table.rank_start)
     traces = tuple(
         tuple(zip(held.times_s[a:b].tolist(), held.levels_bytes[a:b].tolist(), strict=True))
         for a, b in pairwise(held.bounds.tolist())

@@ -3,11 +3,10 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from octojax.simulate.costs import STATE, StageCosts
-from octojax.simulate.engine import OPTIONS, execute, index_items
+from octojax.simulate.engine import execute, index_items
 from octojax.simulate.links import Links
 from octojax.simulate.memory import item_changes, merge, rank_streams
 from octojax.simulate.table import Table
@@ -107,29 +106,16 @@ def memory(table: Table, costs: StageCosts, times: Trace, record: bool = False) 
     return Memory(*merge(when, amount, bounds, static, record))
 
 
-@njit(**OPTIONS)
-def _rank_sums(rank_start, start, end):
-    num_ranks = len(rank_start) - 1
-    busy = np.zeros(num_ranks)
-    first = np.zeros(num_ranks)
-    last = np.zeros(num_ranks)
-    makespan = 0.0
-    for rank in range(num_ranks):
-        a, b = rank_start[rank], rank_start[rank + 1]
-        for i in range(a, b):
-            busy[rank] += end[i] - start[i]
-        if a < b:
-            first[rank] = start[a]
-            last[rank] = end[b - 1]
-            makespan = max(makespan, last[rank])
-    return makespan, busy, first, last
-
-
 def evaluate(table: Table, costs: StageCosts, links: Links, with_memory: bool = True) -> Evaluation:
     """Returns makespan, busy times and (if `with_memory`) peak bytes of a table."""
     times = trace(table, costs, links)
-    makespan, busy, first, last = _rank_sums(table.rank_start, times.start_s, times.end_s)
-    peaks = np.zeros(table.num_ranks)
+    ranks = table.num_ranks
+    busy = np.bincount(times.rank_of, times.end_s - times.start_s, minlength=ranks)
+    first, last, peaks = np.zeros(ranks), np.zeros(ranks), np.zeros(ranks)
+    works = table.rank_start[:-1] < table.rank_start[1:]
+    first[works] = times.start_s[table.rank_start[:-1][works]]
+    last[works] = times.end_s[table.rank_start[1:][works] - 1]
     if with_memory and times.done == len(table.items):
         peaks = memory(table, costs, times).peak_bytes
+    makespan = float(last.max(initial=0.0))
     return Evaluation(makespan, busy, first, last, peaks, times.done)

@@ -11,8 +11,11 @@ streams that are sorted already, so the streams are merged. All changes at one i
 one: what is freed when something else is allocated is not counted beside it.
 """
 
+from itertools import pairwise
+
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from octojax.simulate.engine import (
     BACKWARD,
@@ -26,7 +29,9 @@ from octojax.simulate.engine import (
     half_of,
 )
 
-RESIDUAL, WEIGHT_RESIDUAL, STATE = 0, 1, 4  # columns of `StageCosts.nbytes`
+Ints = NDArray[np.int32]
+
+RESIDUAL, WEIGHT_RESIDUAL = 0, 1  # columns of `StageCosts.nbytes`
 
 
 @njit(**OPTIONS)
@@ -184,24 +189,16 @@ def merge(when, amount, bounds, static, record):
     return peaks, times[:used], levels[:used], traces
 
 
-@njit(**OPTIONS)
-def live_peaks(items, rank_start):
+def live_peaks(items: Ints, rank_start: Ints) -> list[tuple[int, int]]:
     """Returns per rank the most live (stage, microbatch)s: freed at B or I, and at B or W."""
-    num_ranks = len(rank_start) - 1
-    peaks = np.zeros((num_ranks, 2), np.int64)
-    for rank in range(num_ranks):
-        until_input, until_weight = 0, 0
-        for i in range(rank_start[rank], rank_start[rank + 1]):
-            for half in range(2 if items[i, 3] >= 0 else 1):
-                kind, _, _ = half_of(items, i, half)
-                if kind == FORWARD:
-                    until_input += 1
-                    until_weight += 1
-                    peaks[rank, 0] = max(peaks[rank, 0], until_input)
-                    peaks[rank, 1] = max(peaks[rank, 1], until_weight)
-                elif kind <= INPUT_GRAD:
-                    until_input -= 1
-                    until_weight -= kind == BACKWARD
-                elif kind == WEIGHT_GRAD:
-                    until_weight -= 1
+    kind, pair = items[:, 0], items[:, 3] >= 0
+    starts = kind == FORWARD
+    whole = (kind == BACKWARD) | pair
+    peaks = []
+    for low, high in pairwise(rank_start.tolist()):
+        found = []
+        for ends in (whole | (kind == INPUT_GRAD), whole | (kind == WEIGHT_GRAD)):
+            before = np.cumsum(starts[low:high]) - np.cumsum(ends[low:high]) + ends[low:high]
+            found.append(int(before.max(initial=0)))
+        peaks.append((found[0], found[1]))
     return peaks
