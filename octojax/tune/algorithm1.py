@@ -10,19 +10,21 @@ random search). Starts from 1F1B with split backward on a uniform partition.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 
-from octojax.tune.candidate import LATE_S, Candidate, anchored, stage_arrays
+from octojax.simulate.costs import uniform_partition
+from octojax.tune.candidate import Candidate, anchored, stage_arrays
 from octojax.tune.keys import ONE_F_ONE_B, by_formula
 from octojax.tune.measure import run
+from octojax.tune.memory import frugal
 from octojax.tune.moves import (
     TRIED,
     Account,
     account,
     advance,
-    advance_weights,
     disperse,
     exchange,
     migrate,
@@ -65,8 +67,6 @@ def search_octopipe(
 
 def first_candidate(search: Search) -> Candidate:
     """Returns split 1F1B on the uniform partition, as priorities."""
-    from octojax.simulate.costs import uniform_partition
-
     p = search.problem
     sizes = uniform_partition(p.num_layers, p.ranks).sizes
     keys = by_formula(p, ONE_F_ONE_B, late_weights=False)
@@ -169,8 +169,6 @@ def look(found: Candidate, search: Search) -> Account:
 
 
 def _anchor(found: Candidate, seen: Account) -> Candidate:
-    from dataclasses import replace
-
     keys = anchored(
         found.rank_L, found.cut_L, found.key_LKM, seen.rows, seen.starts, len(seen.rows)
     )
@@ -178,24 +176,17 @@ def _anchor(found: Candidate, seen: Account) -> Candidate:
 
 
 def fitted(found: Candidate, seen: Account, search: Search) -> tuple[Candidate, Account]:
-    """Returns the candidate with W advanced, then stages recomputed, until it fits: the
-    selective W advancing of section VI.
-    """
-    from dataclasses import replace
+    """Returns the candidate with W advanced and, if need be, stages recomputed until it fits.
 
+    Later schedules advance W by themselves: a rank whose memory is full runs W before F.
+    """
     if seen.makespan_s < np.inf:
         search.offer_candidate(found, seen.makespan_s, "schedule")
         return found, seen
-    for again in (False, True):
-        early = found.key_LKM.copy()
-        early[:, 2] = -LATE_S
-        made = replace(found, key_LKM=early, recompute_L=np.full(len(found.rank_L), again))
+    made = found
+    for made in frugal(found):
         seen = look(made, search)
         if seen.makespan_s < np.inf:
             search.offer_candidate(made, seen.makespan_s, "schedule")
-            for candidate in advance_weights(found, seen, search.problem):
-                other = look(candidate, search)
-                if other.makespan_s < seen.makespan_s:
-                    made, seen = candidate, other
             break
     return made, seen

@@ -12,8 +12,10 @@ from octojax.ir.partition import Partition
 from octojax.ir.plan import Plan
 from octojax.ir.schedule import Schedule
 from octojax.schedules import SCHEDULES
-from octojax.simulate.costs import uniform_partition
-from octojax.simulate.evaluation import Evaluation
+from octojax.simulate.costs import StageCosts, uniform_partition
+from octojax.simulate.evaluation import Evaluation, evaluate
+from octojax.simulate.links import Links
+from octojax.simulate.table import Table
 from octojax.tune.measure import fits, measure
 from octojax.tune.partitions import min_max, mist
 from octojax.tune.problem import Problem
@@ -51,6 +53,7 @@ def published(problem: Problem) -> Iterator[Measured]:
     """Yields every published schedule on every partition, measured; also those too large."""
     p = problem
     size = p.ranks * p.microbatches
+    links = Links.of(p.profile.machine, p.ranks)
     for name, family in SCHEDULES.items():
         if name in SEARCHED and size > SMALL:
             continue
@@ -62,13 +65,18 @@ def published(problem: Problem) -> Iterator[Measured]:
             tables = [(name, table)]
             if family.splits_backward is False:
                 tables.append((f"{name}-split", split(table)))
-            if name == "1f1b":
-                tables.append((f"{name}-fill", None))
+            compiled = [(label, rows, Table.of(rows)) for label, rows in tables]
             for how, partition in partitions(p, table.num_stages):
-                for label, rows in tables:
-                    found = _plan(f"{label}/{how}", partition, table, rows, problem)
-                    if found is not None:
-                        yield found[0].name, found[0], found[1]
+                costs = StageCosts.of(p.profile, partition)
+                for label, rows, known in compiled:
+                    made = evaluate(known, costs, links)
+                    if made.done == len(known.items):
+                        plan = Plan(partition, table.placement, rows, name=f"{label}/{how}")
+                        yield plan.name, plan, made
+                if name == "1f1b":
+                    plan = Plan(partition, table.placement, split(table), name=f"1f1b-fill/{how}")
+                    plan = fill(plan, problem)
+                    yield plan.name, plan, measure(plan, problem)
 
 
 def _chunk_counts(problem: Problem, family) -> list[int | None]:
@@ -78,16 +86,6 @@ def _chunk_counts(problem: Problem, family) -> list[int | None]:
     per_rank = max(1, (problem.num_layers - 2) // problem.ranks)
     wanted = {*CHUNKS, per_rank, least}
     return [c for c in sorted(wanted) if least <= c <= min(per_rank, most or math.inf)]
-
-
-def _plan(
-    name: str, partition: Partition, table: Schedule, rows: Schedule | None, problem: Problem
-) -> tuple[Plan, Evaluation] | None:
-    plan = Plan(partition, table.placement, rows or split(table), name=name)
-    if rows is None:
-        plan = fill(plan, problem)
-    made = measure(plan, problem)
-    return None if made.done < sum(map(len, plan.schedule.ranks)) else (plan, made)
 
 
 def split(table: Schedule) -> Schedule:

@@ -7,6 +7,7 @@ import numpy as np
 from octojax.tune.anneal import MOVES, PHASE_OF_MOVE, anneal
 from octojax.tune.candidate import Candidate
 from octojax.tune.measure import quick_makespan
+from octojax.tune.memory import frugal, memory_may_bind
 from octojax.tune.problem import Problem
 from octojax.tune.search import PHASES, Search
 from octojax.tune.starts import fixed_points, starting_points
@@ -51,14 +52,6 @@ def move_chances(problem: Problem, phases: frozenset[str]) -> np.ndarray:
     summed /= summed[-1]
     summed[-1] = 1.0
     return summed
-
-
-def memory_may_bind(problem: Problem) -> bool:
-    """Whether keeping everything of all microbatches could exceed some rank's capacity."""
-    p = problem
-    most = np.maximum(p.residual_bytes, p.weight_residual_bytes).sum() * p.microbatches
-    share = (most + p.state_bytes.sum()) / p.ranks
-    return bool(1.5 * share > p.capacity_bytes.min())
 
 
 def search_best(search: Search, phases: frozenset[str], starts: list[Candidate], seed: int) -> None:
@@ -117,6 +110,9 @@ def _anneal(start, search: Search, weights, steps: int, heat: float, seed: tuple
 
 def starts_for(problem: Problem, phases: frozenset[str], seed: int) -> list[Candidate]:
     """Returns starting candidates that respect the phases that may not be changed."""
+    made = fixed_points(problem, phases)
     if phases >= {"partition", "placement"}:
-        return starting_points(problem, seed)[:8] + fixed_points(problem, phases)
-    return fixed_points(problem, phases)
+        made = starting_points(problem, seed)[:8] + made
+    if "schedule" in phases and memory_may_bind(problem):
+        made += [less for found in [*made[:6], made[-1]] for less in frugal(found)]
+    return made

@@ -5,9 +5,10 @@
                 exchange         a layer of a rank with long bubbles against a heavier one
     schedule    advance, delay   F and I earlier, W later
                 overlap          other work between two actions that wait for a transfer
-                advance W        against running out of memory
 
-Each function returns the candidates to try, most promising first; the caller measures them.
+Advancing W against running out of memory is part of the list scheduler: where a forward does
+not fit, W runs first. Each function yields the candidates to try, most promising first; the
+caller measures them.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from octojax.tune.candidate import LATE_S, Candidate
+from octojax.tune.candidate import Candidate
 from octojax.tune.keys import FORMULAS, by_formula
 from octojax.tune.measure import stages_of
 from octojax.tune.partitions import min_max
@@ -169,15 +170,6 @@ def overlap(
             yield replace(found, key_LKM=keys)
     waits = problem.latency_s.max() + problem.output_bytes.max() * problem.s_per_byte.max()
     yield replace(found, patience_s=np.array([waits * rng.random() * 2]))
-
-
-def advance_weights(found: Candidate, seen: Account, problem: Problem) -> Iterator[Candidate]:
-    """Yields candidates in which W of one stage runs right after its I, late stages first."""
-    first, rank_S = stages_of(found)
-    for stage in range(len(rank_S) - 1, -1, -1):
-        keys = found.key_LKM.copy()
-        keys[first[stage] : first[stage + 1], 2] = -LATE_S
-        yield replace(found, key_LKM=keys)
 
 
 def _moved(found: Candidate, rank_L: np.ndarray) -> Candidate:

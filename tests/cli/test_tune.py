@@ -1,0 +1,83 @@
+"""`octopipe tune` from the outside: JSON, files, text, exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from octojax.cli import main
+from octojax.ir import Plan, Profile
+from octojax.simulate import simulate
+
+PROFILE = str(Path(__file__).parents[1] / "data" / "profiles" / "jamba-s.calibrated.json")
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(["tune", *arguments])
+    out, err = capsys.readouterr()
+    return stop.value.code, out, err
+
+
+def test_json_has_the_promised_fields_and_the_plan_file_simulates_alike(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    code, out, _ = run(capsys, PROFILE, "--iterations", "1", "--json", "-o", str(path))
+    data = json.loads(out)
+    assert code == 0
+    assert {
+        "makespan_s", "lower_bound_s", "gap", "baselines", "speedup_over_1f1b", "iterations",
+        "seconds", "peak_bytes",
+    } <= set(data)  # fmt: skip
+    assert set(data["iterations"]) == {"partition", "placement", "schedule"}
+    plan = Plan.load(path)
+    assert simulate(plan, Profile.load(PROFILE)).makespan_s == pytest.approx(data["makespan_s"])
+    assert plan.num_ranks == len(data["peak_bytes"]) == 4
+
+
+def test_text_names_bound_gap_and_every_speedup(capsys):
+    code, out, _ = run(
+        capsys, PROFILE, "--iterations", "2", "--method", "octopipe", "--ranks", "3",
+        "--microbatches", "6", "--seed", "4", "--no-overlap", "--phases", "partition,schedule",
+    )  # fmt: skip
+    assert code == 0
+    assert "3 ranks, 6 microbatches" in out
+    for word in ("makespan", "lower bound", "gap", "1f1b-split", "interleaved", "partition-only",
+                 "schedule-only", "peak GiB", "placement 0"):  # fmt: skip
+        assert word in out, word
+
+
+def test_host_cost_and_capacity_change_the_answer(capsys):
+    plain = json.loads(run(capsys, PROFILE, "--iterations", "1", "--json")[1])
+    costly = json.loads(
+        run(capsys, PROFILE, "--iterations", "1", "--json", "--host-cost", "0.0005")[1]
+    )
+    assert costly["makespan_s"] > plain["makespan_s"]
+    capped = json.loads(
+        run(capsys, PROFILE, "--iterations", "1", "--json", "--capacity-gib", "4.5")[1]
+    )
+    assert max(capped["peak_bytes"]) <= 4.5 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no-such.json"], "does not exist"),
+        ([PROFILE, "--method", "guess"], "unknown method 'guess'"),
+        ([PROFILE, "--ranks", "40"], "18 layers for 40 ranks"),
+        ([PROFILE, "--capacity-gib", "0.5"], "lacking"),
+        ([PROFILE, "--phases", "order"], "choose at least one of"),
+    ],
+)
+def test_mistakes_exit_with_2(capsys, arguments, message):
+    code, out, err = run(capsys, *arguments, "--iterations", "1")
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.split())
+
+
+def test_missing_field_names_file_layer_and_field(capsys, tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text('{"layers": [{"kind": "x", "forward_s": 1}]}', encoding="utf-8")
+    code, _, err = run(capsys, str(path))
+    assert code == 2
+    assert "layer 0" in err
+    assert "input_grad_s" in err
