@@ -66,6 +66,17 @@ def eval_jaxpr(jaxpr: ClosedJaxpr, args: Iterable[Any]) -> list[Any]:
     return list(jex.jaxpr_as_fun(jaxpr)(*args))
 
 
+def path_name(path: tuple[Any, ...], root: str = "") -> str:
+    """A key path as dotted text, such as `layers.3.mlp.kernel`, without wrappers of frameworks."""
+    words = [root] if root else []
+    for key in path:
+        word = getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))
+        words.append(str(word))
+    if len(words) > 1 and words[-1] in ("value", "raw_value"):
+        words.pop()
+    return ".".join(words)
+
+
 def aval_of(atom: Atom) -> Any:
     """The shape and dtype of a variable or literal; JAX's own type names neither attribute."""
     return atom.aval

@@ -96,9 +96,10 @@ def test_a_matmul_layer_takes_three_units_and_at_most_four_with_recompute():
 @pytest.mark.parametrize(
     ("run", "shapes", "residual", "kept"),
     [
-        # kept: input of the layer, hidden, its gradient, the output's gradient
-        (squared_relu, HIDDEN, 4, 4 + 4 + 1),  # the input is the stage's own
-        (swiglu, GATED, 13, 1 + 4 + 4 + 4 + 1),
+        # kept: hidden values, their gradients, the output's gradient. The operand of the first
+        # product is the stage's input or follows from it by a multiplication, and costs nothing.
+        (squared_relu, HIDDEN, 4, 4 + 4 + 1),
+        (swiglu, GATED, 12, 4 + 4 + 4 + 1),
         (matmuls, [(D, D)] * 2, 1, 1 + 1 + 1),
     ],
 )
