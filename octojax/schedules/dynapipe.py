@@ -1,5 +1,7 @@
 """DynaPipe's cyclic schedule: adaptive, for any placement, within a limit of what is in flight."""
 
+import math
+from collections.abc import Sequence
 from itertools import zip_longest
 
 from octojax.ir.action import Action
@@ -7,7 +9,8 @@ from octojax.ir.placement import Placement
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family, Option
 from octojax.schedules.given import on_ranks
-from octojax.schedules.options import ranks_of_stages, seconds, whole
+from octojax.schedules.options import limits as at_most
+from octojax.schedules.options import per_rank, ranks_of_stages, seconds
 from octojax.schedules.rows import backward, forward, schedule
 
 
@@ -17,7 +20,7 @@ def dynapipe(
     chunks: int,
     *,
     placement: Placement | None,
-    memory: int | None,
+    memory: tuple[int, ...] | None,
     activations: tuple[float, ...] | None,
 ) -> Schedule:
     """Returns the order of the cyclic scheduler: a cycle moves every stage by one B and one F.
@@ -30,6 +33,7 @@ def dynapipe(
     """
     held_by = on_ranks(placement or Placement.loop(ranks, chunks), ranks, "dynapipe")
     weights = _weights(activations, microbatches)
+    limits = per_rank(memory, ranks, "memory") if memory else (math.inf,) * ranks
     stages = held_by.num_stages
     rows: list[list[Action]] = [[] for _ in range(ranks)]
     used = [0.0] * ranks
@@ -51,7 +55,7 @@ def dynapipe(
             ahead = []
             room = used[rank] - sum(weights[had_backwards[s]] for s in back)
             for s in ready:
-                if memory is None or room + weights[had_forwards[s]] <= memory:
+                if room + weights[had_forwards[s]] <= limits[rank]:
                     ahead.append(s)
                     room += weights[had_forwards[s]]
             used[rank] = room
@@ -64,7 +68,7 @@ def dynapipe(
                     forwards[f] += 1
             moved = moved or bool(back or ahead)
         if not moved:
-            raise ValueError(_stuck(held_by, memory, used, forwards))
+            raise ValueError(_stuck(held_by, limits, used, forwards))
     return schedule(rows)
 
 
@@ -80,11 +84,13 @@ def _weights(activations: tuple[float, ...] | None, microbatches: int) -> tuple[
     return weights
 
 
-def _stuck(placement: Placement, memory: int | None, used: list[float], forwards: list[int]) -> str:
-    rank = max(range(len(used)), key=lambda r: used[r])
+def _stuck(
+    placement: Placement, limits: Sequence[float], used: list[float], forwards: list[int]
+) -> str:
+    rank = min(range(len(used)), key=lambda r: limits[r] - used[r])
     return (
-        f"dynapipe: no rank can go on with at most {memory} activations in flight per rank: "
-        f"rank {rank} holds {used[rank]:g} after the forwards {forwards} per stage. "
+        f"dynapipe: no rank can go on with at most {limits[rank]:g} activations in flight on rank "
+        f"{rank}: it holds {used[rank]:g} after the forwards {forwards} per stage. "
         f"A rank needs room for at least one microbatch on each of its "
         f"{len(placement.ranks[rank])} stages; raise memory"
     )
@@ -103,7 +109,7 @@ FAMILIES = (
         placement="given",
         options=(
             Option("placement", None, "rank of each stage, such as 0,1,0", ranks_of_stages),
-            Option("memory", None, "most activations in flight on a rank", whole()),
+            Option("memory", None, "most activations in flight, one or one per rank", at_most),
             Option("activations", None, "what each microbatch holds, one number each", seconds),
         ),
     ),

@@ -89,7 +89,7 @@ def _sequential_limits(work: Work) -> Iterator[tuple[int, ...]]:
     """Yields limits of forwards in flight per stage, from ZB-H1's p-r to all that fits."""
     ranks = work.num_ranks
     seen = set()
-    for slope in (1.0, 1.5, 2.0, 3.0, float(work.microbatches)):
+    for slope in (1.0, 2.0, float(work.microbatches), *(() if _large(work) else (1.5, 3.0))):
         limits = tuple(
             max(1, min(work.memory[r], int(slope * (ranks - 1 - r)) + 1)) for r in range(ranks)
         )
@@ -110,11 +110,16 @@ def _wave_limits(work: Work) -> Iterator[tuple[int, ...]]:
 
 def _laid_out(work: Work, limits: Iterator[tuple[int, ...]]) -> Iterator[Rows]:
     for in_flight in limits:
-        for order in ("IFW", "FIW"):
+        for order in ("IFW",) if _large(work) else ("IFW", "FIW"):
             for patient in (True, False):
                 rows = list_schedule(work, Policy(in_flight, order, patient))
                 if rows is not None:
                     yield rows
+
+
+def _large(work: Work) -> bool:
+    """Whether a single layout takes so long (a tenth of a second) that fewer are tried."""
+    return 3 * work.num_stages * work.microbatches > 1500
 
 
 def _fastest(work: Work, candidates: Iterator[Rows] | list[Rows], name: str) -> Rows:

@@ -210,3 +210,14 @@ def test_tessel_period_is_the_least_by_brute_force(memory, price):
     found = shortest_repetend(blocks)
     assert found.proven
     assert found.period == brute_period(blocks)
+
+
+def test_three_microbatches_of_memory_everywhere():  # users' case 34
+    assert peaks(generate("1f1b", 4, 8), Kind.WEIGHT_GRAD) == (4, 3, 2, 1)
+    for name in ("dynapipe", "tessel"):
+        made = generate(name, 4, 8, memory=(3, 3, 3, 3))
+        assert peaks(made, Kind.WEIGHT_GRAD) == (3, 3, 3, 1)
+        assert 33 <= makespan(made, 1, 1, 1) <= 48
+    lean = generate("dynapipe", 4, 8, memory="2,3,2,1")
+    verify(lean, 8)
+    assert peaks(lean, Kind.WEIGHT_GRAD) == (2, 2, 2, 1)
