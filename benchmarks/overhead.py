@@ -65,9 +65,7 @@ def python_per_action_us(step: octopipe.TrainStep, repeats: int = 20) -> float:
     """Returns the executor's own Python time per instruction: every program is a stub."""
     times, count = [], 0
     for part in step.loss.trainer.engine.parts:
-        stubs = [
-            (_stub(len(writes)), read, writes, frees) for _, read, writes, frees in part.bound
-        ]
+        stubs = [(_stub(len(writes)), read, writes, frees) for _, read, writes, frees in part.bound]
         slots: list[Any] = [None] * part.program.num_slots
         count += len(stubs)
         best = float("inf")

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from octojax import compat
@@ -355,7 +356,7 @@ class PipelinedLoss:
         if unit not in self._zero_gradients:
             aval = stored(self.staged.unit_avals[unit])
             where = self.mesh.ranks[self.owners[unit]].replicated
-            self._zero_gradients[unit] = jax.device_put(jnp.zeros(aval.shape, aval.dtype), where)
+            self._zero_gradients[unit] = jax.device_put(np.zeros(aval.shape, aval.dtype), where)
         return self._zero_gradients[unit]
 
     def gathered(self, held: Held, state: bool = False) -> Any:
@@ -425,11 +426,14 @@ class PipelinedLoss:
 
 def _fresh(value: Any, where: jax.sharding.Sharding) -> jax.Array:
     """An array on `where` that shares no buffer with `value`, which the user may go on using."""
+    if len(where.device_set) == 1:
+        return jax.device_put(value, where, may_alias=False)
     placed = jax.device_put(value, where)
-    return jnp.copy(placed) if placed is value or _aliases(placed, value) else placed
+    return jnp.copy(placed) if _aliases(placed, value) else placed
 
 
 def _aliases(a: jax.Array, b: Any) -> bool:
+    """Whether arrays share memory; of replicas, `may_alias=False` copies all but one."""
     if not isinstance(b, jax.Array):
         return True  # a NumPy array may be wrapped without a copy
     pointers = [{s.data.unsafe_buffer_pointer() for s in x.addressable_shards} for x in (a, b)]

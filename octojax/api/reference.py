@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from octojax.programs.finish import join_results
 from octojax.programs.microbatch import Microbatches
@@ -21,47 +22,55 @@ def reference(
     results are joined by the same rules. `fn(params, state, batch) -> (loss, aux, new_state)`.
     """
     leaves, tree = jax.tree.flatten(batch)
-    leaves = [jnp.asarray(x) for x in leaves]
+    leaves = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in leaves]
+    shards: tuple[int | None, ...] = tuple(range(batches.shards)) if batches.shards > 1 else (None,)
 
     @jax.jit
-    def one(params: Any, state: Any, part: Any) -> Any:
+    def add(totals: Any, params: Any, state: Any, part: Any, share: Any) -> Any:
         def loss_of(params: Any) -> tuple[Any, Any]:
             loss, aux, new_state = fn(params, state, part)
             return loss, (loss, aux, new_state)
 
-        return jax.grad(loss_of, has_aux=True, allow_int=True)(params)
+        grads, (loss, aux, new_state) = jax.grad(loss_of, has_aux=True, allow_int=True)(params)
+        totals = jax.tree.map(lambda total, g: _plus(total, g, share), totals, grads)
+        return totals, (loss, aux), new_state
 
-    totals, emits = None, []
+    @jax.jit
+    def join(totals: Any, params: Any, found: Any) -> Any:
+        flat = [[jax.tree.leaves(x) for x in of_shards] for of_shards in found]
+        joined = [
+            join_results(
+                [jnp.stack(pieces) if len(shards) > 1 else pieces[0] for pieces in of_leaf],
+                batches,
+                stacked=len(shards) > 1,
+            )
+            for of_leaf in (
+                [[leaves[e] for leaves in of_shards] for of_shards in flat]
+                for e in range(len(flat[0][0]))
+            )
+        ]
+        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), totals, params)
+        return jax.tree.unflatten(jax.tree.structure(found[0][0]), joined), grads
+
+    totals = jax.tree.map(
+        lambda p: np.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)), params
+    )
+    found = []
     for m, weight in enumerate(batches.weights):
-        shards = range(batches.shards) if batches.shards > 1 else (None,)
-        found = []
+        new_state, of_shards = state, []
         for shard in shards:
             part = tree.unflatten([batches.piece(i, x, m, shard) for i, x in enumerate(leaves)])
-            grads, (loss, aux, new_state) = one(params, state, part)
-            found.append((loss, *jax.tree.leaves(aux)))
-            share = weight / len(shards)
-            scaled = jax.tree.map(lambda g, share=share: _scaled(g, share), grads)
-            totals = scaled if totals is None else jax.tree.map(_add, totals, scaled)
+            share = np.float32(weight / len(shards))
+            totals, emitted, new_state = add(totals, params, state, part, share)
+            of_shards.append(emitted)
         state = new_state
-        emits.append(found)
-    stacked = batches.shards > 1
-    joined = [
-        join_results(
-            [jnp.stack([f[e] for f in found]) if stacked else found[0][e] for found in emits],
-            batches,
-            stacked=stacked,
-        )
-        for e in range(len(emits[0][0]))
-    ]
-    grads = jax.tree.map(lambda g, p: g.astype(jnp.asarray(p).dtype), totals, params)
-    return joined[0], jax.tree.unflatten(jax.tree.structure(aux), joined[1:]), grads, state
+        found.append(of_shards)
+    (loss, aux), grads = join(totals, params, found)
+    return loss, aux, grads, state
 
 
-def _scaled(gradient: Any, share: float) -> Any:
+def _plus(total: Any, gradient: Any, share: Any) -> Any:
+    """The running sum; a parameter of integers gathers nothing."""
     if gradient.dtype == jax.dtypes.float0:
-        return jnp.zeros(gradient.shape, jnp.float32)
-    return gradient.astype(jnp.promote_types(gradient.dtype, jnp.float32)) * share
-
-
-def _add(a: Any, b: Any) -> Any:
-    return a + b
+        return total
+    return total + gradient.astype(total.dtype) * share.astype(total.dtype)

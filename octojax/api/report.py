@@ -56,11 +56,12 @@ class StepReport:
         return "\n".join(rows)
 
 
-def report(loss: Any) -> StepReport:
-    """Returns the figures of a `PipelinedLoss`."""
+def report(loss: Any, further_compilations: int = 0) -> StepReport:
+    """Returns the figures of a `PipelinedLoss`, and of an update compiled beside it."""
     step = loss.lowered.step
+    links = getattr(loss.trainer.engine.transport, "num_programs", 0)
     return StepReport(
-        compilations=loss.compilations,
+        compilations=loss.compilations + links + further_compilations,
         programs=len(loss.lowered.jaxprs),
         instructions=tuple(len(r.body) for r in step.ranks),
         transfers=len(step.transfers),

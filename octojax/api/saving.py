@@ -8,8 +8,7 @@ import optax
 
 from octojax import checkpoint, processes
 from octojax.api.pipelined import PipelinedLoss
-from octojax.checkpoint import Slices, join_layers, split_layers
-from octojax.programs.recipe import unstored
+from octojax.checkpoint import join_layers, split_layers
 from octojax.update import Update
 
 if TYPE_CHECKING:
@@ -17,22 +16,23 @@ if TYPE_CHECKING:
 
 
 def save(step: "TrainStep", path: str | Path, state: "TrainState", overwrite: bool) -> None:
-    """Writes `state` to the folder `path`; every process writes what its ranks hold."""
+    """Writes `state` to the folder `path`. All processes bring what they hold to the first,
+    which writes; all return when it is written."""
     loss = step.loss
-    module_state = step.module_state(state)  # all processes take part in gathering it
-    first = jax.process_index() == 0
-    checkpoint.save(
-        path,
-        _params(loss, state.held.units),
-        _opt_state(loss, step.update, step.optimizer, state.opt_state),
-        step=state.step,
-        module_state=module_state if first else None,
-        plan=loss.plan,
-        part=jax.process_index(),
-        num_parts=jax.process_count(),
-        barrier=(lambda: processes.barrier("checkpoint")) if processes.several() else None,
-        overwrite=overwrite,
-    )
+    params, module_state = step.params(state), step.module_state(state)
+    opt_state = _opt_state(loss, step.update, step.optimizer, state.opt_state)
+    if jax.process_index() == 0:
+        checkpoint.save(
+            path,
+            params,
+            opt_state,
+            step=state.step,
+            module_state=module_state,
+            plan=loss.plan,
+            overwrite=overwrite,
+        )
+    if processes.several():
+        processes.barrier("checkpoint")
 
 
 def restore(step: "TrainStep", path: str | Path) -> tuple[Any, Any, Any, int]:
@@ -59,26 +59,6 @@ def _shapes(leaves: Any) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in leaves.avals]
 
 
-def _params(loss: PipelinedLoss, units: Any) -> Any:
-    """The user's tree, with `Slices` where a leaf is cut and None where another process has it."""
-    staged = loss.staged
-    params = staged.traced.params
-    here = loss.mesh.local_ranks
-    leaves: list[Any] = [None] * len(params)
-    slices: dict[int, dict[int, Any]] = {}
-    for unit, (where, aval) in enumerate(zip(staged.units, staged.unit_avals, strict=True)):
-        if where.leaf >= len(params):
-            continue
-        value = unstored(units[unit], aval) if loss.owners[unit] in here else None
-        if where.index is None:
-            leaves[where.leaf] = value
-        else:
-            slices.setdefault(where.leaf, {})[where.index] = value
-    for leaf, pieces in slices.items():
-        leaves[leaf] = Slices(tuple(pieces[i] for i in range(len(pieces))))
-    return params.unflatten(leaves)
-
-
 def _opt_state(
     loss: PipelinedLoss, update: Update, optimizer: optax.GradientTransformation, held: Any
 ) -> Any:
@@ -87,9 +67,23 @@ def _opt_state(
     moments may), the layers' own."""
     params = loss.staged.traced.params
     whole = jax.eval_shape(optimizer.init, params.unflatten(_shapes(params)))
-    sliced = update.plan.state_tree.unflatten(update.plan.state_avals)
-    gathered = update.gather(held)
+    plan = update.plan
+    sliced = plan.state_tree.unflatten(plan.state_avals)
+    gathered = plan.state_tree.unflatten(_everywhere(loss, update, held))
     return join_layers(gathered, whole) if _stacks(sliced, whole) else gathered
+
+
+def _everywhere(loss: PipelinedLoss, update: Update, held: Any) -> list[Any]:
+    """Every leaf of the optimizer state, in every process."""
+    if loss.share is None:
+        return jax.tree.leaves(update.gather(held))
+    plan, found = update.plan, []
+    for k, (owner, aval) in enumerate(zip(plan.state_owners, plan.state_avals, strict=True)):
+        rank = update.ranks[0] if owner is None else owner  # every rank has its own copy
+        mine = held[rank]
+        value = None if mine is None else mine[plan.state_leaves(rank).index(k)]
+        found.append(value if owner is None else loss.share.from_owner(value, rank, aval))
+    return found
 
 
 def _stacks(sliced: Any, whole: Any) -> bool:

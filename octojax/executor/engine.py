@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from octojax.executor.instructions import RankProgram, StepProgram, Transfer
 from octojax.executor.lower import Lowered
@@ -100,10 +100,10 @@ class Engine:
 
     def _own_jobs(self, program: RankProgram) -> list[Job]:
         rank = self.mesh.ranks[program.rank]
-        finish, inputs = self._finish(program)
+        finish, inputs, given = self._finish(program)
         return [
             self._prepare_job(program, rank),
-            Job(f"finish on rank {rank.index}", finish, inputs, (), rank.replicated),
+            Job(f"finish on rank {rank.index}", finish, inputs, given, rank.replicated),
         ]
 
     def _prepare_job(self, program: RankProgram, rank: Rank) -> Job:
@@ -179,7 +179,8 @@ class Engine:
 
     def _finish(
         self, program: RankProgram
-    ) -> tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]:
+    ) -> tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...], tuple[int, ...]]:
+        """The end of a rank's step: the program, its inputs, and which of them it may reuse."""
         rank = self.mesh.ranks[program.rank]
         owned, emitted = self._owned(program), self._emitted(program)
         stacked = rank.data_size > 1
@@ -204,7 +205,12 @@ class Engine:
             for _, slots in emitted
             for slot in slots
         ]
-        return finish, tuple(inputs)
+        given, at = [], 0
+        for (_, slots), dtype in zip(owned, dtypes, strict=True):
+            if inputs[at].dtype == dtype and not stacked:  # else no result has its form
+                given.append(at)
+            at += len(slots)
+        return finish, tuple(inputs), tuple(given)
 
     @cached_property
     def emitted(self) -> dict[int, tuple[int, jax.ShapeDtypeStruct]]:
@@ -213,7 +219,7 @@ class Engine:
         for program in self.step.ranks:
             leaves = [leaf for leaf, _ in self._emitted(program)]
             if leaves:
-                finish, inputs = self._finish(program)
+                finish, inputs, _ = self._finish(program)
                 avals = jax.eval_shape(finish, *inputs)[-len(leaves) :]
                 found.update((x, (program.rank, a)) for x, a in zip(leaves, avals, strict=True))
         return found
@@ -271,9 +277,9 @@ class Engine:
     def _constant(self, value: Value, rank: Rank) -> jax.Array:
         if value.place is Place.SEED:
             weight = self.batch.weights[value.microbatch] / rank.data_size
-            return jax.device_put(jnp.float32(weight), rank.replicated)
+            return jax.device_put(np.float32(weight), rank.replicated)
         where = on_devices(stored(self.lowered.avals[value]), Layout.STACKED, rank)
-        return jax.device_put(jnp.zeros(where.shape, where.dtype), where.sharding)
+        return jax.device_put(np.zeros(where.shape, where.dtype), where.sharding)
 
     # ------------------------------------------------------------------ running
 

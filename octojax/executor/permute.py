@@ -60,6 +60,7 @@ class PairPermute:
         ]
         self.copies = DevicePut(transfers, shardings, timeout_s)  # type: ignore[arg-type]
         self.links = _links(transfers, values, mesh, self.direct)
+        self.num_programs = len({id(link) for link in self.links if link is not None})
         self.lanes = [self._lane(k, t) for k, t in enumerate(transfers)]
         self.orders: dict[Any, queue.SimpleQueue[tuple[int, ...] | None]] = {}
         self.busy = _Count()
