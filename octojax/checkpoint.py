@@ -1,16 +1,14 @@
 """Checkpoints in the user's own layout, so that they reload under any plan.
 
     PATH/octojax.json    step, plan, names, shapes and types of all leaves; written last
-    PATH/part0/          an Orbax checkpoint of nested dicts: {"params": ..., "opt_state": ...}
-    PATH/part1/          ... of what process 1 holds
+    PATH/tree/           an Orbax checkpoint of nested dicts: {"params": ..., "opt_state": ...}
 
-Nothing in them depends on ranks, partition or schedule. Each process writes what it holds and
-nothing is gathered; whoever loads reads all parts. Without octojax, a part is read by
-`orbax.checkpoint.PyTreeCheckpointer().restore(PATH / "part0")`.
+Nothing in them depends on ranks, partition or schedule. Without octojax, the trees are read by
+`orbax.checkpoint.PyTreeCheckpointer().restore(PATH / "tree")`.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +23,6 @@ from octojax.ir.plan import Plan
 VERSION = 1
 _INDEX = "octojax.json"
 _ROOTS = ("params", "opt_state", "module_state")
-
-
-@dataclass(frozen=True)
-class Slices:
-    """A leaf stacked over layers, as one array per layer; None: another process holds it."""
-
-    pieces: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -53,17 +44,13 @@ def save(
     step: int = 0,
     module_state: Any = None,
     plan: Plan | None = None,
-    part: int = 0,
-    num_parts: int = 1,
-    barrier: Callable[[], None] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Writes a checkpoint to the folder `path`.
 
-    The trees have the user's structure: `optimizer.init(params)`'s for the optimizer state. With
-    several processes each calls this with its own `part`; leaves that it does not hold are None
-    or `Slices` with None in it, and `barrier` waits for all processes. The index is written
-    last: a checkpoint that was interrupted is refused by `load`.
+    The trees have the user's structure: `optimizer.init(params)`'s for the optimizer state. Of
+    several processes one calls this, with all values. The index is written last: a checkpoint
+    that was interrupted is refused by `load`.
 
     Raises `FileExistsError` if there is one already, unless `overwrite`.
     """
@@ -73,29 +60,22 @@ def save(
         raise FileExistsError(
             f"{root} holds a checkpoint already; pass overwrite=True, or a new path"
         )
-    if barrier:
-        barrier()
-    if part == 0:
-        root.mkdir(parents=True, exist_ok=True)
-        index.unlink(missing_ok=True)
-    if barrier:
-        barrier()
+    root.mkdir(parents=True, exist_ok=True)
+    index.unlink(missing_ok=True)
     trees = dict(zip(_ROOTS, (params, opt_state, module_state), strict=True))
-    entries = {(name, *key): x for name, tree in trees.items() for key, x in _entries(tree)}
-    _write(root / f"part{part}", entries)
-    (root / f"part{part}.json").write_text(json.dumps(_describe(entries)), encoding="utf-8")
-    if barrier:
-        barrier()
-    if part == 0:
-        text = {
-            "version": VERSION,
-            "step": int(step),
-            "parts": num_parts,
-            "plan": None if plan is None else plan.to_json(),
-        }
-        index.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
-    if barrier:
-        barrier()
+    entries = {
+        (name, *_words(path)): leaf
+        for name, tree in trees.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+    _write(root / "tree", entries)
+    text = {
+        "version": VERSION,
+        "step": int(step),
+        "plan": None if plan is None else plan.to_json(),
+        "leaves": _describe(entries),
+    }
+    index.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
 
 
 def load(
@@ -111,12 +91,10 @@ def load(
     """
     root = Path(path).absolute()
     index = _index(root)
-    stored: dict[tuple[str, ...], Any] = {}
-    for part in range(index["parts"]):
-        stored.update(_read(root, part))
+    stored = _read(root, index["leaves"])
     found = {}
     for name, template in zip(_ROOTS, (params, opt_state, module_state), strict=True):
-        mine = _joined({key[1:]: x for key, x in stored.items() if key[0] == name}, root, name)
+        mine = {key[1:]: x for key, x in stored.items() if key[0] == name}
         found[name] = _nested(mine) if template is None else _fit(template, mine, root, name)
     plan = None if index["plan"] is None else Plan.from_json(index["plan"])
     return Checkpoint(**found, step=index["step"], plan=plan)
@@ -132,23 +110,6 @@ def _word(key: Any) -> str:
 def _words(path: Sequence[Any]) -> tuple[str, ...]:
     """A key path as words; a tree that is a single leaf is called `value`."""
     return tuple(map(_word, path)) or ("value",)
-
-
-def _entries(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
-    """Every leaf that is held here, under its path; the slices of a leaf one by one."""
-    found = []
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: isinstance(x, Slices))
-    for path, leaf in leaves:
-        if not isinstance(leaf, Slices):
-            found.append((_words(path), leaf))
-            continue
-        count = len(leaf.pieces)
-        found += [
-            ((*_words(path), f"slice{i}of{count}"), piece)
-            for i, piece in enumerate(leaf.pieces)
-            if piece is not None
-        ]
-    return found
 
 
 def _nested(entries: Mapping[tuple[str, ...], Any]) -> Any:
@@ -168,9 +129,11 @@ def _nested(entries: Mapping[tuple[str, ...], Any]) -> Any:
 def _write(path: Path, entries: Mapping[tuple[str, ...], Any]) -> None:
     import orbax.checkpoint as ocp
 
-    process = jax.process_index()
+    # Alone even where there are other processes: they do not take part, and are not waited for.
     alone = ocp.options.MultiprocessingOptions(
-        primary_host=process, active_processes={process}, barrier_sync_key_prefix=f"part{process}"
+        primary_host=jax.process_index(),
+        active_processes={jax.process_index()},
+        barrier_sync_key_prefix="octojax",
     )
     options = alone if jax.process_count() > 1 else ocp.options.MultiprocessingOptions()
     # Orbax refuses arrays without elements; the index knows their shape.
@@ -209,15 +172,11 @@ def _index(root: Path) -> dict[str, Any]:
     return index
 
 
-def _read(root: Path, part: int) -> dict[tuple[str, ...], Any]:
+def _read(root: Path, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...], Any]:
     import orbax.checkpoint as ocp
 
-    listed = root / f"part{part}.json"
-    if not listed.exists():
-        raise FileNotFoundError(f"{root} lacks part {part}; copy the folders of all processes")
-    rows = json.loads(listed.read_text(encoding="utf-8"))
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        tree = reader.restore(root / f"part{part}") if any(_size(row) for row in rows) else {}
+        tree = reader.restore(root / "tree") if any(_size(row) for row in rows) else {}
     found = {}
     for row in rows:
         key = tuple(row["name"])
@@ -237,28 +196,6 @@ def _size(row: Mapping[str, Any]) -> int:
 
 
 # ---------------------------------------------------------------------- fitting
-
-
-def _joined(
-    entries: Mapping[tuple[str, ...], Any], root: Path, name: str
-) -> dict[tuple[str, ...], Any]:
-    """Slices of one leaf stacked again."""
-    found: dict[tuple[str, ...], Any] = {}
-    groups: dict[tuple[str, ...], dict[int, Any]] = {}
-    counts: dict[tuple[str, ...], int] = {}
-    for key, value in entries.items():
-        at, of, count = key[-1].removeprefix("slice").partition("of")
-        if not (key[-1].startswith("slice") and of and at.isdecimal() and count.isdecimal()):
-            found[key] = value
-            continue
-        groups.setdefault(key[:-1], {})[int(at)] = value
-        counts[key[:-1]] = int(count)
-    for key, pieces in groups.items():
-        missing = sorted(set(range(counts[key])) - set(pieces))
-        if missing:
-            raise FormatError(f"{root}: {name} leaf {'.'.join(key)} lacks its slices {missing}")
-        found[key] = np.stack([pieces[i] for i in range(counts[key])])
-    return found
 
 
 def _fit(template: Any, stored: Mapping[tuple[str, ...], Any], root: Path, name: str) -> Any:
@@ -291,12 +228,12 @@ def _fit(template: Any, stored: Mapping[tuple[str, ...], Any], root: Path, name:
 
 def join_layers(sliced: Any, whole: Any) -> Any:
     """Returns the tree `sliced`, in which stacked leaves are tuples of slices, in the structure
-    of `whole` (shapes), with `Slices` in the place of those leaves.
+    of `whole` (shapes): the slices stacked on the host.
 
     Raises `ValueError` naming the leaves that are not the stack of their slices: an optimizer
     may keep something else for a whole leaf than for each of its layers.
     """
-    by_words = {_words(p): x for p, x in _with_none(sliced)}
+    by_words = {_words(p): x for p, x in jax.tree_util.tree_leaves_with_path(sliced)}
     paths, structure = jax.tree_util.tree_flatten_with_path(whole)
     found, wrong = [], []
     for path, shape in paths:
@@ -307,13 +244,20 @@ def join_layers(sliced: Any, whole: Any) -> Any:
         pieces: list[Any] = []
         while (*key, str(len(pieces))) in by_words:
             pieces.append(by_words[*key, str(len(pieces))])
-        fits = all(x is None or (len(pieces), *np.shape(x)) == shape.shape for x in pieces)
-        if not pieces or not fits:
+        if not pieces or any((len(pieces), *np.shape(x)) != shape.shape for x in pieces):
             wrong.append(f"{'.'.join(key)} {list(shape.shape)}")
-        found.append(Slices(tuple(pieces)))
+        found.append(pieces)
     if wrong:
         raise ValueError(f"not the stack of their slices: {', '.join(wrong)}")
-    return structure.unflatten(found)
+    return structure.unflatten([_stacked(x) if isinstance(x, list) else x for x in found])
+
+
+def _stacked(pieces: Sequence[Any]) -> Any:
+    """Slices as one array; shapes as one shape."""
+    first = pieces[0]
+    if isinstance(first, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct((len(pieces), *first.shape), first.dtype)
+    return np.stack([np.asarray(x) for x in pieces])
 
 
 def split_layers(whole: Any, sliced: Any) -> Any:
@@ -326,7 +270,3 @@ def split_layers(whole: Any, sliced: Any) -> Any:
         key = _words(path)
         leaves.append(by_words[key] if key in by_words else by_words[key[:-1]][int(key[-1])])
     return structure.unflatten(leaves)
-
-
-def _with_none(tree: Any) -> list[tuple[Any, Any]]:
-    return jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: x is None)
