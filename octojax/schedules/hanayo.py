@@ -16,6 +16,11 @@ def hanayo(ranks: int, microbatches: int, chunks: int, *, waves: int | None) -> 
 
     W = 1, rank 0 of 4   F0 F1 F2 F3 .. .. .. 7F0 7B0 7F1 7B1 ..
     """
+    if waves and chunks not in (2, 2 * waves):  # 2 is also the default
+        raise ValueError(
+            f"hanayo: waves={waves} means {2 * waves} chunks per rank, and chunks={chunks} was "
+            f"asked for; give one of the two"
+        )
     stages = 2 * ranks * (waves or chunks // 2)
     work = Work(
         Placement.wave(ranks, stages // (2 * ranks)),

@@ -166,6 +166,6 @@ FAMILIES = (
         splits_backward=True,
         options=(GROUP,),
         allows=zero_bubble_allowed,
-        aliases=("zb1p", "interleaved-zero-bubble"),
+        aliases=("zb1p",),
     ),
 )

@@ -61,6 +61,7 @@ def test_chunks_that_a_rule_forbids():
     assert "takes 1 chunks per rank, asked for 2" in refusal("1f1b", 4, 8, 2)
     assert "takes at least 2 chunks per rank, asked for 1" in refusal("interleaved", 4, 8, 1)
     assert "chunks = 2 x waves" in refusal("hanayo", 4, 8, 3)
+    assert "waves=3 means 6 chunks" in refusal("hanayo", 4, 8, 4, waves=3)
 
 
 def test_values_that_cannot_be_read():
