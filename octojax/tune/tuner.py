@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from octojax.errors import CapacityError
 from octojax.ir.profile import Profile
@@ -42,13 +43,15 @@ def tune(
     Stops after `seconds` (default 20 if nothing else is given), `iterations`, or at
     `target_gap` above the proven bound; with `iterations` alone the result depends on `seed`
     only. `phases` are those that may change, the others stay as in 1F1B. Without `overlap`
-    the schedule is found as if transfers could not be hidden. `replicated` allows
+    every transfer occupies both its ranks, in the search and in all figures of the result. `replicated` allows
     published plans that keep stages on two ranks (Chimera, DualPipe) as the answer. A keyboard
     interrupt returns the best so far.
 
     Raises `ValueError` and `ProfileError` for bad input, `CapacityError` when no plan fits.
     """
     wanted = _check(method, phases, seconds, iterations, target_gap)
+    if not overlap:
+        profile = without_overlap(profile)
     problem = Problem.of(profile, ranks, microbatches, capacity_bytes)
     if seconds is None and iterations is None:
         seconds = DEFAULT_SECONDS if target_gap is None else 10 * DEFAULT_SECONDS
