@@ -8,8 +8,10 @@ import jax
 import jax.tree_util as tree
 
 from octojax import compat
+from octojax.compat import path_name as path_name
 from octojax.errors import LossError
 from octojax.jaxprs.flat import FlatJaxpr, flatten
+from octojax.jaxprs.forward import forward_outputs
 
 PureFn = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
 
@@ -60,24 +62,14 @@ def trace_loss(fn: PureFn, params: Any, batch: Any, state: Any = None) -> Traced
     jaxpr, (loss, aux, new_state) = compat.trace(fn, *shapes)
     _check_loss(loss)
     _check_state(args[1], _leaves(new_state, ""))
-    return TracedLoss(flatten(jaxpr), *args, aux=_leaves(aux, "aux"))
+    flat = forward_outputs(flatten(jaxpr))
+    return TracedLoss(flat, *args, aux=_leaves(aux, "aux"))
 
 
 def _leaves(value: Any, root: str) -> Leaves:
     paths, treedef = tree.tree_flatten_with_path(value)
     names = tuple(path_name(path, root) for path, _ in paths)
     return Leaves(treedef, names, tuple(_aval(leaf, name) for name, (_, leaf) in zip(names, paths)))
-
-
-def path_name(path: tuple[Any, ...], root: str = "") -> str:
-    """A key path as dotted text, such as `layers.3.mlp.kernel`, without wrappers of frameworks."""
-    words = [root] if root else []
-    for key in path:
-        word = getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))
-        words.append(str(word))
-    if len(words) > 1 and words[-1] in ("value", "raw_value"):
-        words.pop()
-    return ".".join(words)
 
 
 def _aval(leaf: Any, name: str) -> Any:

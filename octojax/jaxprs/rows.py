@@ -143,6 +143,8 @@ class _Rows:
             return self._slice(var, index)
         if name == "concatenate" and eqn.params["dimension"] == 0:
             return self._row_of_pieces(eqn.invars, index)
+        if name == "stack" and eqn.params["axis"] == 0:
+            return self._emit(expand_row, eqn.invars[index])
         if name == "split" and eqn.params["axis"] == 0 and isinstance(eqn.invars[0], Var):
             start = sum(int(size) for size in eqn.params["sizes"][:output])
             return self._row(eqn.invars[0], start + index)

@@ -14,7 +14,8 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from octojax import compat
 from octojax.compat import JIT_NAMES, REMAT_NAMES, Atom, aval_of
 from octojax.jaxprs.count import is_heavy, operations
-from octojax.jaxprs.flat import Builder, FlatJaxpr, flatten, rewrite
+from octojax.jaxprs.dataflow import needed_for
+from octojax.jaxprs.flat import Builder, FlatJaxpr, flatten, read, rewrite
 from octojax.jaxprs.inline import body_of, inline_call, inline_jits
 from octojax.jaxprs.unroll import unroll_scan
 from octojax.layers import classify
@@ -42,7 +43,7 @@ def open_layers(flat: FlatJaxpr, sources: Classes, remat: Remat) -> FlatJaxpr:
         total = sum(map(operations, flat.eqns))
         found = {id(eqn) for eqn in flat.eqns if _opens(eqn, depends, total, remat)}
         if not found:
-            return flat
+            return _free_counters(flat, depends)
         flat = inline_jits(rewrite(flat, lambda b, e, args: _open(b, e, args, id(e) in found)))  # noqa: B023
 
 
@@ -54,6 +55,36 @@ def _open(
     if eqn.primitive.name == "scan":
         return unroll_scan(builder, eqn, args)
     return inline_call(builder, eqn, args)
+
+
+def _free_counters(flat: FlatJaxpr, depends: Classes) -> FlatJaxpr:
+    """The jaxpr with results of kept checkpoints that are no activations made outside of them.
+
+    A dropout count that passes through `nnx.remat` depends on itself alone, not on the block.
+    """
+
+    def rule(builder: Builder, eqn: JaxprEqn, args: list[Atom]) -> Sequence[Atom] | None:
+        if eqn.primitive.name not in REMAT_NAMES:
+            return None
+        body = inline_jits(flatten(body_of(eqn)))
+        inside = {v: classify.of(depends, x) for v, x in zip(body.invars, eqn.invars)}
+        inside = classify.classify(body.eqns, inside)
+        free = {k for k, x in enumerate(body.outvars) if not classify.of(inside, x).is_activation}
+        if not free or all(not classify.of(depends, v).is_activation for v in eqn.outvars):
+            return None
+        env: dict[Var, Atom] = {}
+        builder.emit(eqn.replace(invars=list(args)), env)
+        outputs = [env[v] for v in eqn.outvars]
+        needed = needed_for(body.eqns, [body.outvars[k] for k in free])
+        inner: dict[Var, Atom] = dict(zip(body.invars, args))
+        inner.update(
+            (v, builder.constant(value, v)) for v, value in zip(body.constvars, body.constants)
+        )
+        for at in sorted(needed):
+            builder.emit(body.eqns[at], inner)
+        return [read(inner, body.outvars[k]) if k in free else x for k, x in enumerate(outputs)]
+
+    return rewrite(flat, rule)
 
 
 def _opens(eqn: JaxprEqn, depends: Classes, total: float, remat: Remat) -> bool:

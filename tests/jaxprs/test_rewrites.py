@@ -13,6 +13,7 @@ from octojax.jaxprs.count import is_heavy, operations
 from octojax.jaxprs.dead import without_dead
 from octojax.jaxprs.flat import FlatJaxpr, flatten, rewrite
 from octojax.jaxprs.fold import fold_integers
+from octojax.jaxprs.forward import forward_outputs
 from octojax.jaxprs.inline import inline_jits
 from octojax.jaxprs.rows import push_rows
 from octojax.jaxprs.stacks import split_stacks
@@ -133,8 +134,20 @@ def test_rows_pass_through_stacked_results() -> None:
         lambda w: [jax.lax.index_in_dim(w, i, keepdims=False) for i in range(4)],
         lambda w: [jax.lax.dynamic_index_in_dim(w, i, keepdims=False) for i in range(4)],
         lambda w: [w[2:][0], w[1:][2], w[0], w[1]],
+        lambda w: list(jnp.stack([w[i] for i in (3, 2, 1, 0)])),
+        lambda w: list(jnp.concatenate([w[2:], w[:2]])),
     ],
-    ids=["index", "iterate", "negative", "split", "index_in_dim", "dynamic", "range"],
+    ids=[
+        "index",
+        "iterate",
+        "negative",
+        "split",
+        "index_in_dim",
+        "dynamic",
+        "range",
+        "stack",
+        "concatenate",
+    ],
 )
 def test_stacks_come_apart_however_they_are_indexed(take: Any) -> None:
     def fn(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -185,6 +198,30 @@ def test_folding_clamps_like_dynamic_slice(index: int) -> None:
         return jax.lax.dynamic_slice(w, (jnp.int32(index), 0, 0), (1, 3, 3))
 
     same(fold_integers(flat_of(fn, W)), fn, W)
+
+
+def test_outputs_that_pass_through_calls_and_scans_name_the_input() -> None:
+    def fn(w: jax.Array, x: jax.Array) -> Any:
+        @jax.checkpoint
+        def layer(h: jax.Array, c: jax.Array, row: jax.Array) -> Any:
+            return h @ row, c, row
+
+        def body(carry: Any, row: jax.Array) -> Any:
+            h, c = carry
+            h, c, row = layer(h, c, row)
+            return (h, c), (row, row + 1)
+
+        (h, c), (rows, more) = jax.lax.scan(body, (x, 2 * x), w)
+        return h, c, rows, more
+
+    flat = forward_outputs(flatten(compat.trace(jax.jit(fn), W, X)[0]))
+    assert flat.outvars[2] is flat.invars[0]
+    assert flat.outvars[3] is not flat.invars[0]
+    flat = forward_outputs(flat_of(fn, W, X))
+    (scan,) = [eqn for eqn in flat.eqns if eqn.primitive.name == "scan"]
+    assert flat.outvars[0] in scan.outvars
+    assert flat.outvars[1] not in scan.outvars
+    same(flat, fn, W, X)
 
 
 def test_operations_count_products_loops_and_branches() -> None:

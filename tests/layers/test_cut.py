@@ -125,14 +125,27 @@ def staged_of(name: str, sizes: tuple[int, ...] | None = None) -> Any:
 
 
 def test_stacked_leaves_come_apart_into_one_unit_per_layer() -> None:
-    for name in ("scan", "scan-reverse", "scan-cast", "fori", "hand-stack", "linen-scan"):
+    for name in (
+        "scan",
+        "scan-reverse",
+        "scan-cast",
+        "fori",
+        "hand-stack",
+        "linen-scan",
+        "nnx-scan-dropout",
+    ):
         staged = staged_of(name)
         per_stage = [
-            {staged.units[r.index].index for r in s.forward.reads if r.role is Role.PARAM}
+            {unit.index for unit in _trained(staged, s) if not unit.name.startswith("head")}
             for s in staged.forwards[:4]
         ]
         order = range(3, -1, -1) if name == "scan-reverse" else range(4)
         assert per_stage == [{i} for i in order], name
+
+
+def _trained(staged: Any, stage: Any) -> list[Any]:
+    reads = (staged.units[r.index] for r in stage.forward.reads if r.role is Role.PARAM)
+    return [unit for unit in reads if unit.trainable]
 
 
 def test_tied_weight_is_one_unit_read_by_two_stages() -> None:
@@ -175,12 +188,20 @@ def test_kinds_of_state() -> None:
     kinds = {s.name: (s.kind, s.stage) for s in staged_of("state").state}
     assert kinds == {
         "count": (StateKind.COUNTER, None),
-        "mean": (StateKind.CARRIED, 0),
+        "mean": (StateKind.CARRIED, 1),  # a reduction begins the layer that it feeds
         "scale": (StateKind.READ_ONLY, None),
     }
     names = {s.name: s.kind for s in staged_of("dropout-rngs").state}
     assert set(names.values()) == {StateKind.COUNTER, StateKind.READ_ONLY}
     assert all((k is StateKind.COUNTER) == n.endswith("count") for n, k in names.items())
+
+
+def test_counts_that_pass_through_a_checkpointed_stack_are_still_counters() -> None:
+    found = {s.name: s.kind for s in staged_of("nnx-scan-dropout").state}
+    assert found == {
+        "layers.drop.rngs.count": StateKind.COUNTER,
+        "layers.drop.rngs.key": StateKind.READ_ONLY,
+    }
 
 
 def test_state_that_crosses_stages_is_refused_by_name() -> None:

@@ -172,6 +172,43 @@ def nnx_scan() -> Case:
     return Case("nnx-scan", NnxStack(nnx.Rngs(0)), loss, vectors, layers=5)
 
 
+class NnxDropLayer(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.dense = nnx.Linear(D, D, rngs=rngs)
+        self.drop = nnx.Dropout(0.25, rngs=rngs)
+
+    def __call__(self, h: jax.Array) -> jax.Array:
+        return h + self.drop(jnp.tanh(self.dense(h)))
+
+
+class NnxDropStack(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        @nnx.split_rngs(splits=4)
+        @nnx.vmap(in_axes=(0,), out_axes=0)
+        def make(rngs: nnx.Rngs) -> NnxDropLayer:
+            return NnxDropLayer(rngs)
+
+        self.layers = make(rngs)
+
+    def __call__(self, h: jax.Array) -> jax.Array:
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        @nnx.remat
+        def run(h: jax.Array, layer: NnxDropLayer) -> jax.Array:
+            return layer(h)
+
+        return run(h, self.layers)
+
+
+def nnx_scan_dropout() -> Case:
+    """nnx.scan over checkpointed layers, each with a dropout stream that passes through both."""
+
+    def loss(model: NnxDropStack, batch: Any) -> jax.Array:
+        return mse(model(batch["x"]), batch["y"])
+
+    model = NnxDropStack(nnx.Rngs(0, dropout=1))
+    return Case("nnx-scan-dropout", model, loss, vectors, layers=4, per_sample=False)
+
+
 SCAN_CASES: dict[str, Callable[[], Case]] = {
     "scan": scan_stack,
     "scan-reverse": lambda: scan_stack(reverse=True),
@@ -182,4 +219,5 @@ SCAN_CASES: dict[str, Callable[[], Case]] = {
     "scan-time": scan_time,
     "linen-scan": linen_scan,
     "nnx-scan": nnx_scan,
+    "nnx-scan-dropout": nnx_scan_dropout,
 }
