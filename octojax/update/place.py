@@ -4,6 +4,7 @@
     inputs of no rank (constants, counters)  -> everywhere it is asked for
     large inputs of one rank, small of others -> that rank, the small ones are exchanged
     only small inputs, of several ranks      -> everywhere, all of them are exchanged
+    a total of several ranks and one's share -> everywhere
     large inputs of several ranks            -> refused
 
 A value that is exchanged after phase k is there for everybody in phase k + 1.
@@ -69,6 +70,8 @@ def place(
 
     for at, op in enumerate(graph.ops):
         rank = _rank_of(graph, op, at, ranks, names, limit_bytes)
+        if rank is not EVERYWHERE and _joins_partial(graph, op, ranks, phases):
+            rank = EVERYWHERE
         phase = max((bring(atom, rank) for atom in op.inputs), default=0)
         for value in op.outputs:
             ranks[value], phases[value] = rank, phase
@@ -101,6 +104,23 @@ def _rank_of(
         return large.pop()
     arrays = {ranks[v] for v in held if graph.avals[v].shape}
     return arrays.pop() if len(arrays) == 1 else EVERYWHERE
+
+
+_JOINS = frozenset({"add", "add_any", "and", "or", "max", "min", "concatenate"})
+
+
+def _joins_partial(graph: Graph, op: Op, ranks: Sequence[Rank], phases: Sequence[int]) -> bool:
+    """Whether an operation adds one rank's scalar to a total that all ranks have by then.
+
+    ((a0 + b0) + c1) + d1: the first sum across ranks is everybody's after an exchange, and so
+    are those after it. Left on rank 1, the total would need a second exchange.
+    """
+    if op.primitive.name not in _JOINS:
+        return False
+    values = [v for v in op.inputs if not isinstance(v, Literal)]
+    total = max((phases[v] for v in values if ranks[v] is EVERYWHERE), default=0)
+    held = [v for v in values if ranks[v] is not EVERYWHERE]
+    return all(num_bytes(graph.avals[v]) <= 8 and phases[v] < total for v in held)
 
 
 def _refuse_large(

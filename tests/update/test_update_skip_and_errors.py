@@ -85,6 +85,16 @@ def test_flags_and_norm_travel_in_one_exchange() -> None:
     assert plan.update.phases[1].exchange is None
 
 
+def test_a_norm_over_many_leaves_of_each_rank_takes_one_exchange() -> None:
+    params = [jnp.ones((40, 30))] * 20
+    optimizer = optax.apply_if_finite(
+        optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2)), 2
+    )
+    plan = build_update(optimizer, params, [i // 7 for i in range(20)], 3)
+    assert len(plan.update.phases) == 2
+    assert plan.update.final_phase == 1
+
+
 def test_update_without_coupling_ends_in_one_phase_and_joins_the_metric_after() -> None:
     plan = build_update(optax.adam(1e-2), two_layers(), (0, 1), 2)
     assert plan.update.final_phase == 0
