@@ -28,17 +28,21 @@ def command(
 ) -> None:
     """Simulate a schedule or plan; without costs, F = I = W = 1 and B = 2."""
     from octojax.ir import Machine, Plan
+    from octojax.ir.lowering import without_transfers
+    from octojax.ir.verify import verify
     from octojax.simulate import StageCosts, simulate
 
     if costs is not None and profile is not None:
         raise ValueError("give either --costs or --profile, not both")
     found = read_schedule(file)
+    schedule = found.schedule if isinstance(found, Plan) else found
+    verify(without_transfers(schedule))  # before anything as large as the table claims to be
     stages = found.num_stages
     if profile is not None:
         given: Any = read_profile(profile)
         machine = given.machine
     else:
-        given = StageCosts.unit(stages, *parse_costs(costs or "1,1,1,2"))
+        given = StageCosts.unit(stages, *parse_costs("1,1,1,2" if costs is None else costs))
         machine = Machine()
     if latency is not None:
         machine = replace(machine, latency_s=latency, inter_latency_s=None)
@@ -46,7 +50,6 @@ def command(
     if as_json:
         typer.echo(json.dumps(timeline.to_json(), indent=1))
         return
-    schedule = found.schedule if isinstance(found, Plan) else found
     typer.echo(
         f"{file}: {schedule.num_ranks} ranks, {stages} stages, "
         f"{schedule.num_microbatches} microbatches"

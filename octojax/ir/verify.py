@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from octojax.errors import ScheduleError
 from octojax.ir.action import Action, Item, Kind
@@ -20,6 +21,7 @@ from octojax.ir.progress import Stuck, stuck_ranks
 from octojax.ir.schedule import Schedule
 
 _MOST = 12  # offenders listed in full
+_ENOUGH = 1000  # offenders looked for: a mistyped 0F99999999 lacks a hundred million actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def verify(
         schedule = schedule.schedule
     stages = schedule.num_stages if num_stages is None else num_stages
     microbatches = schedule.num_microbatches if num_microbatches is None else num_microbatches
-    faults = [*_counted(schedule, stages, microbatches)]
+    faults = [*islice(_counted(schedule, stages, microbatches), _ENOUGH)]
     if faults:
         _refuse(schedule, faults, _ADVICE_COUNT)
     faults = [*_placed(schedule, placement), *_ordered(schedule)]
@@ -317,7 +319,8 @@ def _refuse(schedule: Schedule, faults: list[Fault], advice: str, summary: str =
     faults = sorted(faults, key=lambda fault: fault.place is None)  # those that can be marked
     lines = [fault.text for fault in faults[:_MOST]]
     if len(faults) > _MOST:
-        lines.append(f"... and {len(faults) - _MOST} more")
+        over = "over " if len(faults) >= _ENOUGH else ""
+        lines.append(f"... and {over}{len(faults) - _MOST} more")
     places = [fault.place for fault in faults if fault.place is not None]
     raise ScheduleError(
         "\n".join([*([summary] if summary else []), *lines, mark(schedule, places), advice])

@@ -120,3 +120,11 @@ def test_bad_options(octopipe):
         code, out, err = octopipe(*arguments)
         assert (code, out) == (2, "")
         assert err
+
+
+def test_a_mistyped_number_is_no_endless_search(octopipe, tmp_path):
+    for cell in ("0F99999999", "99999999F0"):
+        (tmp_path / "t.csv").write_text(f"0F0,0B0,{cell}")
+        code, out, _ = octopipe(str(tmp_path / "t.csv"))
+        assert code == 1
+        assert "and over 988 more" in out

@@ -98,6 +98,7 @@ def test_blocking(octopipe):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (("--costs", ""), "expected three or four numbers >= 0"),
         (("--costs", "1,2"), "expected three or four numbers >= 0"),
         (("--costs", "1,2,x"), "expected three or four numbers >= 0"),
         (("--costs", "1,2,-3"), "expected three or four numbers >= 0"),
