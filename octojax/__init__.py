@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from octojax.ir import Schedule as Schedule
     from octojax.ir import Timeline as Timeline
     from octojax.layers.boundary import boundary as boundary
+    from octojax.processes import initialize as initialize
 
 __version__ = "0.1.0"
 
@@ -39,6 +40,7 @@ _HOMES = {
     "adapt": "octojax.frontends",
     "boundary": "octojax.layers.boundary",
     "compile": "octojax.api.step",
+    "initialize": "octojax.processes",
     "pipeline": "octojax.api.options",
     "value_and_grad": "octojax.api.gradient",
 }

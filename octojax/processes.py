@@ -13,9 +13,11 @@ import hashlib
 import json
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -35,7 +37,7 @@ def timeout_s() -> float:
 
 
 def initialize(timeout: float | None = None, **cluster: Any) -> None:
-    """Joins this process to its peers; does nothing in a program of one process.
+    """Joins this process to its peers; does nothing in a program started by itself.
 
     Under `octopipe launch` the peers come from the environment. Otherwise `cluster` goes to
     `jax.distributed.initialize` (coordinator_address, num_processes, process_id, ...), which
@@ -55,6 +57,7 @@ def initialize(timeout: float | None = None, **cluster: Any) -> None:
         }
     if cluster.get("num_processes") == 1:
         return
+    alone = not cluster  # unless jax.distributed knows the launcher
     seconds = max(1, round(timeout_s()))
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
@@ -66,6 +69,8 @@ def initialize(timeout: float | None = None, **cluster: Any) -> None:
             shutdown_timeout_seconds=seconds,
         )
     except (RuntimeError, ValueError) as error:
+        if alone and isinstance(error, ValueError):
+            return  # no launcher that it knows: a program of one process
         place = cluster.get("coordinator_address", "the coordinator of the cluster launcher")
         raise ExecutionError(
             f"process {cluster.get('process_id', '?')} of {cluster.get('num_processes', '?')} "
@@ -152,37 +157,73 @@ def _short(text: str) -> str:
 
 # ---------------------------------------------------------------------- ending
 
+FAILED = "octopipe/failed"
+_LOOK_S = 0.5  # how often a process looks whether another has failed
+_GRACE_S = 2.0  # what a process then has to raise an error of its own, which says more
+_FAREWELL_S = 6.0  # how long process 0 stays for the others: without it JAX aborts them
 
 _failed = False
+_ending = threading.Event()
 
 
-def fail_fast() -> None:
-    """Marks this program as failed: it will end at once, without waiting for its peers.
+def fail_fast(reason: str = "") -> None:
+    """Marks this program as failed: it will end at once, without an orderly farewell.
 
-    Threads may sit in transfers that no one will ever complete, and the orderly farewell of
-    `jax.distributed` waits for every process.
+    Threads may sit in transfers that no one will ever complete, and the farewell of
+    `jax.distributed` waits for every process. The others are told the reason.
     """
     global _failed
     _failed = True
+    if reason and several():
+        with contextlib.suppress(Exception):  # another process may have failed first
+            text = f"process {jax.process_index()} failed: {reason}"
+            compat.distributed_client().key_value_set(FAILED, text)
 
 
 def _end_with_the_first_error() -> None:
     before = sys.excepthook
 
     def ended(kind: Any, error: Any, trace: Any) -> None:
-        fail_fast()
         before(kind, error, trace)
+        fail_fast("".join(traceback.format_exception_only(kind, error)).strip())
 
     sys.excepthook = ended
-    atexit.register(_leave)
+    watcher = threading.Thread(target=_watch, name="octopipe watcher", daemon=True)
+    watcher.start()
+    atexit.register(_leave, watcher)
 
 
-def _leave() -> None:
-    if not _failed:
-        return
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except OSError:
-        traceback.print_exc()
+def _watch() -> None:
+    """Ends this process when another one has failed and this one does not notice."""
+    client = compat.distributed_client()
+    while not _ending.wait(_LOOK_S):
+        try:
+            reason = client.key_value_try_get(FAILED)
+        except Exception:  # nothing there, or the coordinator has gone
+            continue
+        if _ending.wait(_GRACE_S):
+            return
+        print(f"octojax: process {jax.process_index()} ends: {reason}", file=sys.stderr)
+        _depart(client)
+
+
+def _leave(watcher: threading.Thread) -> None:
+    _ending.set()
+    watcher.join()
+    if _failed:
+        _depart(compat.distributed_client())
+
+
+def _depart(client: Any) -> NoReturn:
+    """Ends this process with code 1; process 0, whom the others need, as the last."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with contextlib.suppress(Exception):
+        client.key_value_set(f"octopipe/left/{jax.process_index()}", "")
+        if jax.process_index() == 0:
+            limit = time.monotonic() + _FAREWELL_S
+            for process in range(1, jax.process_count()):
+                left = max(1, round(1000 * (limit - time.monotonic())))
+                client.blocking_key_value_get(f"octopipe/left/{process}", left)
+            time.sleep(0.2)  # from their last word to their end
     os._exit(1)
