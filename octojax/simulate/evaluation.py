@@ -57,7 +57,7 @@ def trace(table: Table, costs: StageCosts, links: Links) -> Trace:
     forward_item, backward_item, recompute_item, rank_of = index_items(
         table.items, table.rank_start, table.num_stages, table.num_microbatches
     )
-    *times, done = execute(
+    start, end, sent, arrived, target, done = execute(
         table.items,
         table.rank_start,
         table.num_microbatches,
@@ -73,7 +73,6 @@ def trace(table: Table, costs: StageCosts, links: Links) -> Trace:
         links.bandwidth_bytes_per_s,
         links.host_cost_s,
     )
-    start, end, sent, arrived, target = times
     return Trace(start, end, sent, arrived, target, rank_of, recompute_item, done)
 
 
@@ -110,7 +109,8 @@ def evaluate(table: Table, costs: StageCosts, links: Links, with_memory: bool = 
     """Returns makespan, busy times and (if `with_memory`) peak bytes of a table."""
     times = trace(table, costs, links)
     ranks = table.num_ranks
-    busy = np.bincount(times.rank_of, times.end_s - times.start_s, minlength=ranks)
+    busy: Floats = np.zeros(ranks)
+    np.add.at(busy, times.rank_of, times.end_s - times.start_s)
     first, last, peaks = np.zeros(ranks), np.zeros(ranks), np.zeros(ranks)
     works = table.rank_start[:-1] < table.rank_start[1:]
     first[works] = times.start_s[table.rank_start[:-1][works]]
