@@ -108,7 +108,7 @@ def copy_to(
     private form changes, the public function does the same.
     """
     try:
-        from jax._src.lib import xla_client
+        from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 
         devices = [xla_client.DeviceList(tuple(s._device_assignment)) for s in shardings]  # type: ignore[attr-defined]
         always = [xla_client.ArrayCopySemantics.ALWAYS_COPY] * len(shardings)
@@ -135,11 +135,11 @@ def scan_params(
 ) -> dict[str, Any]:
     """A scan equation's parameters with other numbers of operands and results."""
     if "num_consts" in params:
-        changed = {"num_consts": consts, "num_carry": carry}
+        changed: dict[str, Any] = {"num_consts": consts, "num_carry": carry}
         if "linear" in params:
             changed["linear"] = (False,) * (consts + carry + xs)
         return {**params, **changed}
-    from jax._src import flattree
+    from jax._src import flattree  # pyright: ignore[reportAttributeAccessIssue]
 
     inputs = tuple(flattree.nones(n) for n in (consts, carry, xs))
     outputs = tuple(flattree.nones(n) for n in (carry, ys))

@@ -43,7 +43,8 @@ def adapt_nnx(
     def merge(params: Any, state: Any) -> nnx.Module:
         return nnx.merge(graphdef, *_fresh((params, state)))
 
-    return PureLoss(fn, *_fresh((params, state)), merge)
+    params, state = _fresh((params, state))
+    return PureLoss(fn, params, state, merge)
 
 
 def _fresh(states: Any) -> Any:
