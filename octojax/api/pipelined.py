@@ -19,6 +19,7 @@ from octojax.api.tuning import tuned_plan
 from octojax.errors import PlanError
 from octojax.executor.engine import Engine, Model, Results
 from octojax.executor.lower import Lowered, lower
+from octojax.executor.recorded import Recorder
 from octojax.executor.share import Share
 from octojax.executor.transports import transport
 from octojax.executor.work import forwards_only
@@ -297,13 +298,15 @@ class PipelinedLoss:
             for program in engine.ranks
         ]
 
-    def run(self, runner: "Runner", held: Held, batch: Any) -> tuple[Results, Any, Any]:
+    def run(
+        self, runner: "Runner", held: Held, batch: Any, record: Recorder | None = None
+    ) -> tuple[Results, Any, Any]:
         """Returns what an engine made of a batch, with loss and aux taken out of it."""
         leaves = self.batch_leaves(batch)
         flat = [*held.units, *chain.from_iterable(held.copies)]
         params = [[flat[i] for i in where] for where in runner.sources]
         states = [held.carried] * len(runner.sources)
-        results = runner.engine.run(params, states, held.counters, leaves)
+        results = runner.engine.run(params, states, held.counters, leaves, record)
         known = results.emits if self.share is None else self._everywhere(runner, results)
         emits = [known[e] for e in range(self.staged.traced.num_emits)]
         return results, emits[0], self.staged.traced.aux.unflatten(emits[1:])

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import optax
@@ -11,12 +11,14 @@ import optax
 from octojax.api import saving
 from octojax.api.options import options_of
 from octojax.api.pipelined import Held, PipelinedLoss
+from octojax.api.recording import beside_slots, recorded_timeline
 from octojax.api.reference import reference
 from octojax.api.report import StepReport, report
 from octojax.executor.engine import Results
+from octojax.executor.recorded import Recorder
 from octojax.executor.share import shared_exchange
 from octojax.frontends import adapt
-from octojax.ir import LayerGraph, Plan
+from octojax.ir import LayerGraph, Plan, Timeline
 from octojax.update import GRAD_NORM, Places, Update, build_update
 
 
@@ -71,10 +73,33 @@ class TrainStep:
         )
         return TrainState(held, self.update.init(self._optimized(held.units)), 0)
 
-    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, dict[str, Any]]:
-        """Returns the state after one optimizer step on `batch`, and the step's metrics."""
+    @overload
+    def __call__(
+        self, state: TrainState, batch: Any, record: Literal[False] = False
+    ) -> tuple[TrainState, dict[str, Any]]: ...
+
+    @overload
+    def __call__(
+        self, state: TrainState, batch: Any, record: Literal[True]
+    ) -> tuple[TrainState, dict[str, Any], Timeline]: ...
+
+    def __call__(self, state: TrainState, batch: Any, record: bool = False) -> Any:
+        """Returns the state after one optimizer step on `batch`, and the step's metrics.
+
+        With `record` also the `Timeline` of what happened on every rank: each action and
+        transfer, and the bytes held. All processes record the same steps.
+        """
+        if not record:
+            return self._step(state, batch, None)
+        recorder, held = Recorder(), beside_slots(self.loss, state.opt_state)
+        new, metrics = self._step(state, batch, recorder)
+        return new, metrics, recorded_timeline(self.loss, recorder, held)
+
+    def _step(
+        self, state: TrainState, batch: Any, recorder: Recorder | None
+    ) -> tuple[TrainState, dict[str, Any]]:
         loss = self.loss
-        results, value, aux = loss.run(loss.trainer, state.held, batch)
+        results, value, aux = loss.run(loss.trainer, state.held, batch, recorder)
         carried, counters = loss.next_state(state.held, results)
         new, opt_state, scalars = self.update.apply(
             self._optimized(state.held.units),

@@ -12,6 +12,7 @@ import numpy as np
 
 from octojax.executor.instructions import RankProgram, StepProgram, Transfer
 from octojax.executor.lower import Lowered
+from octojax.executor.recorded import Recorder
 from octojax.executor.run import Bound, RankThreads, bind, run_rank
 from octojax.executor.transport import Transport
 from octojax.executor.values import Place, Value
@@ -289,18 +290,21 @@ class Engine:
         state: Sequence[Mapping[int, jax.Array]],
         counters: Sequence[Sequence[jax.Array]],
         batch: Sequence[Any],
+        record: Recorder | None = None,
     ) -> Results:
         """Returns gradients and results of one batch.
 
         Per local rank: `params[i]` are the arrays of `RankProgram.params`, `state[i]` carried
         leaves by number, `counters[i]` what `Model.count_reads` names. `batch` are the flat
         leaves of the whole batch. Nothing waits for the devices at the end; a failing rank
-        stops the others.
+        stops the others. With `record`, what happens is noted there.
         """
         assert self.threads is not None, "Engine.ready was not called"
+        self.transport.clock = None if record is None else record.clock
         self.transport.begin(self.step.order_of("FBGE"))
+        loops = [run_rank if record is None else record.loop(r.rank) for r in self.ranks]
         works = [
-            partial(part.run, params[i], state[i], counters[i], batch)
+            partial(part.run, params[i], state[i], counters[i], batch, loops[i])
             for i, part in enumerate(self.parts)
         ]
         made = self.threads.run(works, self.transport.abort)
@@ -359,6 +363,7 @@ class _Part:
         state: Mapping[int, jax.Array],
         counters: Sequence[jax.Array],
         batch: Sequence[Any],
+        loop: Callable[[Sequence[Bound], list[Any]], None] = run_rank,
     ) -> tuple[Sequence[jax.Array], list[tuple[int, jax.Array]], tuple[jax.Array, ...]]:
         whole = jax.device_put([batch[i] for i in self.leaves], self.rank.replicated)
         made = self.prepare(tuple(counters), *whole)
@@ -368,7 +373,7 @@ class _Part:
         slots = [*params, *self.constants, *states, *pieces, *totals]
         del made, whole, pieces, totals  # the slots alone keep them alive
         slots += [None] * (self.program.num_slots - len(slots))
-        run_rank(self.bound, slots)
+        loop(self.bound, slots)
         results = self.finish(*self.outputs(slots))
         return results, [(leaf, slots[slot]) for leaf, slot in self.final], tuple(rest)
 

@@ -40,11 +40,12 @@ def measured(
     moves: Mapping[int, Span],
     sizes: Sequence[float],
     peaks: Sequence[float] = (),
+    memory: tuple[tuple[Span, ...], ...] = (),
 ) -> Timeline:
     """Returns the timeline of a recorded step; its clock starts with the first action.
 
     `moves[k]` is when transfer k ran, `sizes[k]` its bytes, `peaks[r]` the most bytes that rank
-    r held, where known.
+    r held, where known, and `memory[r]` the `(time_s, bytes)` after each change.
     """
     found = sorted(actions, key=lambda a: (a.rank, a.start_s))
     zero = min((a.start_s for a in found), default=0.0)
@@ -63,7 +64,9 @@ def measured(
         for r in range(schedule.num_ranks)
     ]
     known = list(peaks) or [0.0] * schedule.num_ranks
-    return Timeline(makespan, spans, moved, summaries(spans, makespan, live, known, "backward"))
+    return Timeline(
+        makespan, spans, moved, summaries(spans, makespan, live, known, "backward"), memory
+    )
 
 
 def _transfer(
