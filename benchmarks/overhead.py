@@ -32,8 +32,8 @@ from octojax.models import jamba
 
 SIZES = {
     # name: (width, vocabulary, rows, sequence)
-    "tiny": (32, 64, 16, 16),
-    "mid": (128, 256, 32, 64),
+    "tiny": (24, 64, 16, 16),
+    "mid": (104, 256, 32, 64),
 }
 
 

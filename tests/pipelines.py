@@ -9,6 +9,8 @@ import optax
 from jax.sharding import Mesh
 
 import octojax as octopipe
+from octojax.api.options import options_of
+from octojax.api.pipelined import PipelinedLoss
 from octojax.api.reference import reference
 from octojax.ir import Schedule
 from octojax.programs.microbatch import plan_microbatches
@@ -61,6 +63,24 @@ def compiled(
     )
 
 
+def gradients(
+    case: Case,
+    schedule: Any,
+    ranks: int,
+    microbatches: int,
+    mesh: Mesh | None = None,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Returns loss and gradients of a zoo case through a pipeline, without an optimizer."""
+    pure, batch = case.pure(), case.batch(8)
+    given = {"schedule": schedule, "microbatches": microbatches, **options}
+    chosen = options_of(case.model, **given, progress=False, compiler_options=FAST)
+    loss = PipelinedLoss(pure, batch, chosen, mesh or pipe(ranks))
+    results, value, _ = loss.run(loss.trainer, loss.place(pure.params, pure.state), batch)
+    loss.trainer.engine.close()
+    return value, loss.tree(loss.filled(results))
+
+
 @cache
 def expected(name: str, microbatches: int, rows: int = 8) -> tuple[Any, Any]:
     """Returns loss and gradients by plain `jax.value_and_grad`.
@@ -71,7 +91,8 @@ def expected(name: str, microbatches: int, rows: int = 8) -> tuple[Any, Any]:
     pure, batch = case.pure(), case.batch(rows)
     if case.per_sample:
         whole = lambda p: pure.fn(p, pure.state, batch)[0]  # noqa: E731
-        return jax.jit(jax.value_and_grad(whole, allow_int=True))(pure.params)
+        plain = jax.jit(jax.value_and_grad(whole, allow_int=True)).lower(pure.params)
+        return plain.compile(compiler_options=FAST)(pure.params)
     leaves = jax.tree.leaves(batch)
     parts = plan_microbatches(leaves, [""] * len(leaves), microbatches)
     loss, _, grads, _ = reference(pure.fn, pure.params, pure.state, batch, parts)
@@ -96,9 +117,7 @@ def assert_exact(
     name: str, schedule: Any, ranks: int, microbatches: int, tolerance: float = 1e-5, **options: Any
 ) -> None:
     """Asserts that loss and every gradient are those of the unpipelined model."""
-    case = case_of(name)
-    step = compiled(case, schedule, ranks, microbatches, **options)
-    loss, _, grads = step.value_and_grad(step.init(), case.batch(8))
+    loss, grads = gradients(case_of(name), schedule, ranks, microbatches, **options)
     wanted_loss, wanted_grads = expected(name, microbatches)
     assert abs(float(loss) - float(wanted_loss)) <= tolerance * max(abs(float(wanted_loss)), 1e-3)
     assert relative_error(grads, wanted_grads) <= tolerance

@@ -68,7 +68,7 @@ class RankProgram:
 
     rank: int
     params: tuple[int, ...]  # parameter units held
-    constants: tuple[Value, ...]  # SEED and ZERO values
+    constants: tuple[Value, ...]  # SEED values, and gradients that nobody makes: zero
     state: tuple[Value, ...]  # module state as microbatch 0 finds it
     batch: tuple[Value, ...]
     totals: tuple[int, ...]  # parameter units whose gradients are summed here

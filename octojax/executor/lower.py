@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr
@@ -385,7 +385,7 @@ class _RankBuilder:
             if transfer.target == self.rank and transfer.kind == "G":
                 first = len(self.slots)
                 for i, value in enumerate(transfer.values):
-                    self.slots[value._replace(stage=transfer.source)] = first + i
+                    self.slots[replace(value, stage=transfer.source)] = first + i
                     extra.append((value.index, first + i))
                 writes = tuple(range(first, first + len(transfer.values)))
                 tail.append(Instruction(Do.RECEIVE, k, (), writes, (), transfer.name))

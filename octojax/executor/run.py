@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -105,6 +106,8 @@ class RankThreads:
             )
             thread.start()
             self.inboxes.append(inbox)
+        # Threads know only their inbox, so that a step nobody holds any more ends them.
+        self._end = weakref.finalize(self, _end, self.inboxes)
 
     def run(
         self, works: Sequence[Callable[[], Any]], abort: Callable[[BaseException], None]
@@ -150,8 +153,13 @@ class RankThreads:
         return [results[r] for r in self.ranks]
 
     def close(self) -> None:
-        for inbox in self.inboxes:
-            inbox.put(None)
+        """Ends the threads, once."""
+        self._end()
+
+
+def _end(inboxes: Sequence["queue.SimpleQueue[_Job | None]"]) -> None:
+    for inbox in inboxes:
+        inbox.put(None)
 
 
 def _serve(rank: int, inbox: "queue.SimpleQueue[_Job | None]") -> None:

@@ -1,7 +1,7 @@
 """Names for every value that lives between two programs of one step."""
 
 import enum
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from octojax.ir import Action, Kind
 from octojax.stages.program import Program, Ref, Role, Stage
@@ -15,7 +15,6 @@ class Place(enum.StrEnum):
     STATE = "state"  # index: leaf of module state, as microbatch `microbatch` finds it
     BATCH = "batch"  # index: leaf of the batch
     SEED = "seed"  # the cotangent of the loss of a microbatch: its share of all samples
-    ZERO = "zero"  # index k: the gradient of output k of a stage when nobody sends one
     FORWARD = "forward"  # index k: output k of a stage
     BACKWARD = "backward"  # index k: gradient of output k of a stage
     RESIDUAL = "residual"
@@ -23,7 +22,10 @@ class Place(enum.StrEnum):
     EMIT = "emit"  # index: leaf of what the loss returns
 
 
-class Value(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class Value:
+    """The name of one value. `stage` or `microbatch` is -1 where the place has none."""
+
     place: Place
     stage: int
     microbatch: int
