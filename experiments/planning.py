@@ -34,11 +34,11 @@ class Plans:
         basis = "measured layers" if self.profile else "operation counts"
         bound = self.result.lower_bound_s if self.result else None
         name = plan.name or str(self.chosen.get("schedule", "plan"))
-        panels = [Panel(f"{name}, simulated from {basis}", simulate(plan, profile), bound)]
-        lines = []
+        panels = [Panel(f"{name}, simulated", simulate(plan, profile), bound)]
+        lines = [f"simulated from {basis}"]
         for name, other in self.others.items():
             timeline = simulate(other, profile)
-            panels.append(Panel(f"{name}, simulated from {basis}", timeline))
+            panels.append(Panel(f"{name}, simulated", timeline))
             ratio = timeline.makespan_s / panels[0].timeline.makespan_s
             lines.append(f"simulated speedup over {name}: [bold]{ratio:.2f}x[/]")
         return panels, lines

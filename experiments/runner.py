@@ -48,6 +48,7 @@ class Settings:
     tune_seconds: float
     check: bool
     race: bool | None
+    evaluate: bool | None
 
 
 Build = Callable[[Sizes], tuple[Any, Callable[[Any, Any], Any]]]
@@ -84,6 +85,9 @@ def main(name: str, build: Build, *, layers: int, width: int = 128) -> None:
             bool | None,
             typer.Option(help="Time steps of the tuned plan and 1F1B in turns [if time is left]."),
         ] = None,
+        evaluate: Annotated[
+            bool | None, typer.Option(help="Loss on held-out text at the end [if time is left].")
+        ] = None,
     ) -> None:
         out = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         if width % 64:
@@ -106,6 +110,7 @@ def main(name: str, build: Build, *, layers: int, width: int = 128) -> None:
                 tune_seconds=tune_seconds,
                 check=check,
                 race=race,
+                evaluate=evaluate,
             ),
             build,
         )

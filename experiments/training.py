@@ -24,7 +24,7 @@ from octojax import report
 from octojax.models import count_parameters
 
 RACES = 3  # timed steps of each plan
-RACE_BEFORE_S = 75.0  # so that a default run ends within two minutes
+EXTRAS_BEFORE_S = 75.0  # so that a default run ends within two minutes
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
@@ -58,12 +58,9 @@ class Experiment:
         if s.check:
             self.compare_with_unpipelined(step, state, batch)
         state = self.train(step, state)
-        held_out = self.text.evaluation(s.batch, s.length)
-        with self.timed("evaluate"):
-            value = float(step.evaluate(state, held_out)["loss"])
-        self.summary["held_out_loss"] = value
-        self.say(f"held-out loss {value:.3f} nats a byte ({value / np.log(2):.2f} bits)")
-        if plans.others and s.race is not False:
+        if s.evaluate or (s.evaluate is None and self.in_time("held-out text", "--evaluate")):
+            self.evaluate(step, state)
+        if plans.others and (s.race or (s.race is None and self.in_time("1F1B", "--race"))):
             self.race(model, batch, {"tuned": step}, plans)
         self.summary["total_s"] = time.perf_counter() - self.began
         self.write("summary.json", json.dumps(self.summary, indent=1) + "\n")
@@ -144,10 +141,6 @@ class Experiment:
 
     def race(self, model: Any, batch: Any, steps: dict[str, Any], plans: planning.Plans) -> None:
         """Prints how long whole steps of the plans take here, run in turns."""
-        elapsed = time.perf_counter() - self.began
-        if self.settings.race is None and elapsed > RACE_BEFORE_S:
-            self.say(f"wall clock not compared after {elapsed:.0f} s; --race insists")
-            return
         with self.timed("race"):
             for name, plan in plans.others.items():
                 steps[name] = self.compile(model, batch, plan=plan)
@@ -210,7 +203,23 @@ class Experiment:
         )
         return state
 
+    def evaluate(self, step: Any, state: Any) -> None:
+        """Prints the loss on the held-out text."""
+        s = self.settings
+        with self.timed("evaluate"):
+            held_out = self.text.evaluation(s.batch, s.length)
+            value = float(step.evaluate(state, held_out)["loss"])
+        self.summary["held_out_loss"] = value
+        self.say(f"held-out loss {value:.3f} nats a byte ({value / np.log(2):.2f} bits)")
+
     # ------------------------------------------------------------------ small things
+
+    def in_time(self, what: str, option: str) -> bool:
+        """Whether there is time for an extra; says so if there is not."""
+        elapsed = time.perf_counter() - self.began
+        if elapsed > EXTRAS_BEFORE_S:
+            self.say(f"{what} left out after {elapsed:.0f} s; {option} insists")
+        return elapsed <= EXTRAS_BEFORE_S
 
     def say(self, line: str) -> None:
         self.console.print(line)
