@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from octojax.errors import OctoPipeError
-from octojax.ir.action import Action, Kind
+from octojax.ir.action import Action, Item, Kind, Overlap
 from octojax.ir.partition import Partition
 from octojax.ir.plan import Plan
 from octojax.ir.schedule import Schedule
@@ -25,7 +25,7 @@ SEARCHED = frozenset({"zb-auto", "hanayo", "tessel", "v-half", "v-min", "1f1b-v"
 SMALL = 48
 LARGE_CUT = 2_000_000
 """Stages * layers^2 beyond which many-chunk tables are tried on the uniform partition alone."""
-CHUNKS = (2, 3, 4, 6, 8, 12, 14, 16)
+CHUNKS = (2, 3, 4, 6, 8)
 
 Measured = tuple[str, Plan, Evaluation]
 
@@ -93,9 +93,9 @@ def split(table: Schedule) -> Schedule:
     return Schedule(tuple(tuple(_split_row(row)) for row in table.ranks))
 
 
-def _split_row(row) -> Iterator[Action]:
+def _split_row(row: tuple[Item, ...]) -> Iterator[Action]:
     for item in row:
-        for action in getattr(item, "actions", (item,)):
+        for action in item.actions if isinstance(item, Overlap) else (item,):
             if action.kind is Kind.BACKWARD:
                 yield replace(action, kind=Kind.INPUT_GRAD)
                 yield replace(action, kind=Kind.WEIGHT_GRAD)
@@ -119,7 +119,10 @@ def fill(plan: Plan, problem: Problem) -> Plan:
             (Kind.WEIGHT_GRAD, p.weight_grad_s),
         )
     }
-    rows = [[a for a in row if a.kind is not Kind.WEIGHT_GRAD] for row in plan.schedule.ranks]
+    rows: list[list[Action]] = [[] for _ in range(p.ranks)]
+    for rank, _, action in plan.schedule.actions():
+        if action.kind is not Kind.WEIGHT_GRAD:
+            rows[rank].append(action)
     home = {a: r for r, row in enumerate(rows) for a in row}
     ready: dict[Action, float] = {}
     clock, at = [0.0] * p.ranks, [0] * p.ranks

@@ -6,7 +6,8 @@ import numpy as np
 
 from octojax.tune.anneal import MOVES, PHASE_OF_MOVE, anneal
 from octojax.tune.candidate import Candidate
-from octojax.tune.measure import quick_makespan
+from octojax.tune.justify import justified
+from octojax.tune.measure import quick_makespan, stages_of
 from octojax.tune.memory import frugal, memory_may_bind
 from octojax.tune.problem import Problem
 from octojax.tune.search import PHASES, Search
@@ -61,6 +62,9 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
     problem = search.problem
     weights = move_chances(problem, phases)
     field = [(quick_makespan(c, problem, search.arrays), c) for c in starts]
+    field = sorted((t for t in field if t[0] < np.inf), key=lambda t: t[0])
+    if "schedule" in phases:
+        field = [justified(c, t, problem, search.arrays) for t, c in field[:16]]
     search.evaluations += len(field)
     field = sorted((t for t in field if t[0] < np.inf), key=lambda t: t[0])
     for makespan, found in field[:1]:
@@ -68,8 +72,8 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
     if weights[-1] == 0 or not field:
         search.stop = search.stop or "nothing to change"
         return
-    actions = 3 * problem.num_layers * problem.microbatches
-    steps = min(3000, max(20, ROUND_ACTIONS // actions))
+    actions = 3 * len(stages_of(field[0][1])[1]) * problem.microbatches
+    steps = min(2000, max(20, ROUND_ACTIONS // actions))
     turn = 0
     with ThreadPoolExecutor(WORKERS) as pool:
         while not search.finished():
@@ -83,6 +87,7 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
                 for w, at in enumerate(picks)
             ]
             turn += len(jobs)
+            phase, moved = PHASES[0], set()
             for at, job in zip(picks, jobs, strict=True):
                 best_s, best, last_s, last, counts = job.result()
                 search.evaluations += int(counts.sum())
@@ -90,7 +95,10 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
                     search.counts[phase] += count
                 phase = PHASES[int(counts.argmax())]
                 search.offer_candidate(best, best_s, phase)
-                field[at] = (best_s, best) if share > 0.6 else (last_s, last)
+                end = (best_s, best) if share > 0.6 else (last_s, last)
+                if at not in moved or end[0] < field[at][0]:
+                    field[at] = end
+                moved.add(at)
             if turn % max(len(field), 2) == 0:
                 field.sort(key=lambda t: t[0])
             search.iteration += 1
@@ -101,18 +109,19 @@ def _anneal(start, search: Search, weights, steps: int, heat: float, seed: tuple
     """Returns best and last candidate of one round with their makespans, and counts."""
     makespan, found = start
     number = int(np.random.default_rng(seed).integers(2**31))
-    best_s, best, last_s, last, counts = anneal(
+    best_s, best, last_s, last, counts = anneal(  # pyright: ignore[reportCallIssue]
         *found.arrays, *search.arrays, weights, steps, heat * makespan, 0.5 * heat * makespan,
         number,
     )  # fmt: skip
-    return best_s, Candidate(*best), last_s, Candidate(*last), counts
+    best_s, made = justified(Candidate(*best), best_s, search.problem, search.arrays)
+    return best_s, made, last_s, Candidate(*last), counts
 
 
 def starts_for(problem: Problem, phases: frozenset[str], seed: int) -> list[Candidate]:
     """Returns starting candidates that respect the phases that may not be changed."""
     made = fixed_points(problem, phases)
     if phases >= {"partition", "placement"}:
-        made = starting_points(problem, seed)[:8] + made
+        made = starting_points(problem, seed)[:12] + made
     if "schedule" in phases and memory_may_bind(problem):
         made += [less for found in [*made[:6], made[-1]] for less in frugal(found)]
     return made

@@ -1,12 +1,13 @@
 """Priorities to start from: formulas, and the start times of published tables."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from octojax.ir.action import Kind
 from octojax.ir.partition import Partition
-from octojax.ir.plan import Plan
+from octojax.ir.placement import Placement
 from octojax.ir.schedule import Schedule
-from octojax.simulate.costs import StageCosts
+from octojax.simulate.costs import BACKWARD, FORWARD, INPUT_GRAD, StageCosts
 from octojax.simulate.evaluation import trace
 from octojax.simulate.links import Links
 from octojax.simulate.table import Table
@@ -50,21 +51,32 @@ def by_formula(problem: Problem, row: np.ndarray, late_weights: bool = True) -> 
     return keys
 
 
-def by_table(problem: Problem, table: Schedule, sizes: tuple[int, ...]) -> np.ndarray:
-    """Returns keys that say when each action runs in a table of B (or I and W), simulated."""
-    p = problem
-    plan = Plan(Partition(sizes), table.placement, table)
-    costs = StageCosts.of(p.profile, plan.partition)
-    starts = trace(Table.of(plan), costs, Links.of(p.profile.machine, p.ranks)).start_s
-    keys = np.zeros((p.num_layers, 3, p.microbatches))
-    keys[:, 2] = LATE_S
-    bounds = plan.partition.bounds
-    flat = [item for row in table.ranks for item in row]
-    for item, start in zip(flat, starts.tolist(), strict=True):
-        for action in getattr(item, "actions", (item,)):
-            layers = slice(bounds[action.stage], bounds[action.stage + 1])
-            if action.kind is Kind.FORWARD:
-                keys[layers, 0, action.microbatch] = start
-            elif action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
-                keys[layers, 1, action.microbatch] = start
-    return keys
+@dataclass(frozen=True, eq=False)
+class Published:
+    """A published table of F and B (or I), ready to be simulated under any costs."""
+
+    name: str
+    stages: Placement
+    table: Table
+
+    @classmethod
+    def of(cls, name: str, schedule: Schedule) -> "Published":
+        return cls(name, schedule.placement, Table.of(schedule))
+
+
+def by_table(problem: Problem, known: Published, sizes: tuple[int, ...]) -> np.ndarray:
+    """Returns keys that say when each F and each B or I runs in a table, simulated."""
+    p, items = problem, known.table.items
+    costs = StageCosts.of(p.profile, Partition(sizes))
+    starts = trace(known.table, costs, Links.of(p.profile.machine, p.ranks)).start_s
+    forward = np.zeros((len(sizes), p.microbatches))
+    backward = np.zeros_like(forward)
+    rows = items[:, 0] == FORWARD
+    forward[items[rows, 1], items[rows, 2]] = starts[rows]
+    rows = (items[:, 0] == BACKWARD) | (items[:, 0] == INPUT_GRAD)
+    backward[items[rows, 1], items[rows, 2]] = starts[rows]
+    rows = items[:, 3] >= 0  # overlapped pairs
+    backward[items[rows, 3], items[rows, 4]] = starts[rows]
+    stage_L = np.repeat(np.arange(len(sizes)), sizes)
+    late = np.full((p.num_layers, p.microbatches), LATE_S)
+    return np.stack([forward[stage_L], backward[stage_L], late], axis=1)

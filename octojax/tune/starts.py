@@ -3,6 +3,11 @@
 If every rank's stage takes equally long in each turn, microbatches flow without waiting for
 each other, as in interleaved 1F1B on a homogeneous model. So borders are moved until turns are
 even and loads, with the head's, are balanced.
+
+The first turn decides how late the last rank starts: P - 1 stages of it. So turns should begin
+small and grow. While the first microbatch takes (P - 1) * s_t to reach the last rank in turn t,
+ranks can be busy with the M * s_(t-1) of the turn before, so s_t may be M / (P - 1) times
+s_(t-1): with twice as many microbatches as ranks, stages of 1, 2, 4, 8 layers.
 """
 
 from collections.abc import Iterator
@@ -13,32 +18,34 @@ from numba import njit
 from octojax.schedules import generate
 from octojax.simulate.costs import uniform_partition
 from octojax.tune.candidate import Candidate, problem_arrays
-from octojax.tune.keys import FORMULAS, ONE_F_ONE_B, by_formula, by_table
+from octojax.tune.keys import FORMULAS, ONE_F_ONE_B, Published, by_formula, by_table
 from octojax.tune.measure import quick_makespan
 from octojax.tune.partitions import min_max
 from octojax.tune.problem import Problem
 
 TURNS = (1, 2, 3, 4, 5, 6, 8)
-EVENNESS = (1.0, 3.0, 10.0)
+EVENNESS = (1.0, 5.0)
+GROWTHS = (1.0, 1.5, 2.0)
 
 
-def starting_points(problem: Problem, seed: int = 0, steps: int = 60_000) -> list[Candidate]:
+def starting_points(problem: Problem, seed: int = 0, steps: int = 40_000) -> list[Candidate]:
     """Returns candidates with their best priorities each, the quickest first."""
     arrays = problem_arrays(problem)
     found = []
     steps = min(steps, 2000 * problem.num_layers)
-    for order in orders(problem):
-        turns = len(order) // problem.ranks
+    for order, growths in orders(problem):
         cuts = [
-            dealt(problem, order, evenness, seed, steps)
-            for evenness in (EVENNESS if turns > 1 else (0.1,))
+            dealt(problem, order, growth, evenness, seed, steps)
+            for growth in growths
+            for evenness in (EVENNESS if len(order) > problem.ranks else (0.1,))
         ]
         cuts.append(np.array(min_max(problem.compute_s, len(order))))
+        known = published_orders(problem, order)
         for sizes in {tuple(c.tolist()): c for c in cuts}.values():
             rank_L = np.repeat(np.array(order), sizes)
             made = [
                 Candidate.of(rank_L, keys)
-                for keys in priorities(problem, tuple(sizes.tolist()), order)
+                for keys in priorities(problem, tuple(sizes.tolist()), known)
             ]
             timed = [(quick_makespan(c, problem, arrays), i, c) for i, c in enumerate(made)]
             found.append(min(timed, key=lambda t: t[:2]))
@@ -46,53 +53,69 @@ def starting_points(problem: Problem, seed: int = 0, steps: int = 60_000) -> lis
     return [c for _, _, c in found]
 
 
-def priorities(problem: Problem, sizes: tuple[int, ...], order: list[int]) -> Iterator[np.ndarray]:
+def priorities(
+    problem: Problem, sizes: tuple[int, ...], known: list[Published]
+) -> Iterator[np.ndarray]:
     """Yields keys to try on these pieces: the formulas, and published tables of their form."""
     for row in FORMULAS:
         yield by_formula(problem, row)
-    if min(sizes) < 1:
-        return
+    if min(sizes) > 0:
+        for table in known:
+            yield by_table(problem, table, sizes)
+
+
+def published_orders(problem: Problem, order: list[int]) -> list[Published]:
+    """Returns the published tables whose stages are dealt to ranks in this order."""
     p, turns = problem, len(order) // problem.ranks
-    for name in ("1f1b", "interleaved", "zb-v", "dualpipe-v", "looped-bfs", "zb-h1", "dynapipe"):
+    found = []
+    for name in ("1f1b", "interleaved", "zb-v", "dualpipe-v", "looped-bfs", "dynapipe"):
         try:
             table = generate(name, p.ranks, p.microbatches, turns)
         except ValueError:
             continue
         if [held[0] for held in table.placement.stages] == order:
-            yield by_table(p, table, sizes)
+            found.append(Published.of(name, table))
+    return found
 
 
-def orders(problem: Problem) -> list[list[int]]:
-    """Returns the sequences of ranks in which layers are dealt: loops and waves."""
+def orders(problem: Problem) -> list[tuple[list[int], tuple[float, ...]]]:
+    """Returns sequences of ranks in which layers are dealt, loops and waves, each with the
+    growths to try: by how much the pieces of a turn are larger than those of the turn before.
+    """
     ranks = range(problem.ranks)
-    made = []
+    made: list[tuple[list[int], tuple[float, ...]]] = []
     for turns in TURNS:
         if turns > 1 and turns * problem.ranks > problem.num_layers:
             break
-        made.append(list(ranks) * turns)
+        made.append((list(ranks) * turns, GROWTHS if turns > 1 else (1.0,)))
         if turns > 1 and problem.ranks > 2:
             down_up = [*ranks, *reversed(ranks)]
-            made.append((down_up * turns)[: turns * problem.ranks])
+            made.append(((down_up * turns)[: turns * problem.ranks], (1.0,)))
     return made
 
 
-def dealt(problem: Problem, order: list[int], evenness: float, seed: int, steps: int) -> np.ndarray:
-    """Returns the rank of each layer when pieces go to ranks in `order`.
+def dealt(
+    problem: Problem, order: list[int], growth: float, evenness: float, seed: int, steps: int
+) -> np.ndarray:
+    """Returns how many layers each piece has when pieces go to ranks in `order`.
 
-    `evenness` weighs even turns against balanced loads.
+    Pieces may be empty. Borders start where pieces of each turn are `growth` times those of
+    the turn before; `evenness` weighs even turns against balanced loads.
     """
     p = problem
     hot = float(p.compute_s.mean() * p.microbatches / 4)
+    weights = growth ** (np.arange(len(order)) // p.ranks)
     return _deal(
-        np.array(order, np.int64), p.ranks, p.forward_s, p.input_grad_s, p.compute_s, p.speeds,
-        p.microbatches, p.host_cost_s, evenness, steps, seed, hot,
+        np.array(order, np.int64), np.cumsum(weights) / weights.sum(), p.ranks, p.forward_s,
+        p.input_grad_s, p.compute_s, p.speeds, p.microbatches, p.host_cost_s, evenness, steps,
+        seed, hot,
     )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)
 def _deal(
-    order, ranks, forward_s, input_grad_s, work_s, speed_P, microbatches, host_s, evenness, steps,
-    seed, hot,
+    order, share_S, ranks, forward_s, input_grad_s, work_s, speed_P, microbatches, host_s,
+    evenness, steps, seed, hot,
 ):  # fmt: skip
     """Returns the layers of each piece after annealing the borders between them."""
     np.random.seed(seed)
@@ -104,7 +127,9 @@ def _deal(
         sum_w[layer + 1] = sum_w[layer] + work_s[layer]
     border = np.zeros(pieces + 1, np.int64)
     for s in range(1, pieces):
-        border[s] = max(border[s - 1], np.searchsorted(sum_w, sum_w[layers] * s / pieces - 1e-15))
+        border[s] = max(
+            border[s - 1], np.searchsorted(sum_w, sum_w[layers] * share_S[s - 1] - 1e-15)
+        )
     border[pieces] = layers
     best, best_value, value = border.copy(), np.inf, np.inf
     for step in range(steps):
@@ -202,7 +227,8 @@ def fixed_points(problem: Problem, phases: frozenset[str]) -> list[Candidate]:
                 keys = by_formula(p, ONE_F_ONE_B, late_weights=False)
                 made.append(Candidate.of(rank_L, keys, begins))
                 continue
-            order = list(np.arange(stages) % p.ranks)
-            for keys in priorities(p, tuple(sizes), order):
+            order = [s % p.ranks for s in range(stages)]
+            known = published_orders(p, order)
+            for keys in priorities(p, tuple(sizes), known):
                 made.append(Candidate.of(rank_L, keys, begins))
     return made

@@ -43,9 +43,9 @@ def tune(
     Stops after `seconds` (default 20 if nothing else is given), `iterations`, or at
     `target_gap` above the proven bound; with `iterations` alone the result depends on `seed`
     only. `phases` are those that may change, the others stay as in 1F1B. Without `overlap`
-    every transfer occupies both its ranks, in the search and in all figures of the result. `replicated` allows
-    published plans that keep stages on two ranks (Chimera, DualPipe) as the answer. A keyboard
-    interrupt returns the best so far.
+    every transfer occupies both its ranks, in the search and in all figures of the result.
+    `replicated` allows published plans that keep stages on two ranks (Chimera, DualPipe) as the
+    answer. A keyboard interrupt returns the best so far.
 
     Raises `ValueError` and `ProfileError` for bad input, `CapacityError` when no plan fits.
     """
@@ -90,6 +90,26 @@ def tune(
         capacity_bytes=problem.capacities_bytes,
         stop=search.stop or "done",
         seed=seed,
+    )
+
+
+def without_overlap(profile: Profile) -> Profile:
+    """Returns the profile on a machine that computes or transfers, never both at once: what a
+    transfer takes on the slowest link becomes host cost on both its ranks.
+    """
+    machine = profile.machine
+    latency = max(machine.latency_s, machine.inter_latency_s or 0.0)
+    bandwidth = min(machine.bandwidth_bytes_per_s, machine.inter_bandwidth_bytes_per_s or math.inf)
+    size = max((x.output_bytes for x in profile.layers[:-1]), default=0)
+    return profile.on(
+        replace(
+            machine,
+            host_cost_s=machine.host_cost_s + latency + size / bandwidth,
+            latency_s=0.0,
+            bandwidth_bytes_per_s=math.inf,
+            inter_latency_s=None,
+            inter_bandwidth_bytes_per_s=None,
+        )
     )
 
 
