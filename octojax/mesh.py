@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
@@ -80,7 +81,7 @@ class Rank:
     mesh: Mesh
 
     @cached_property
-    def devices(self) -> tuple[jax.Device, ...]:
+    def devices(self) -> tuple[Any, ...]:
         return tuple(self.mesh.devices.flat)
 
     @property
@@ -107,7 +108,7 @@ def pipeline_mesh(
     mesh: Mesh | PipelineMesh | None = None,
     axis: str = "pipe",
     num_ranks: int | None = None,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> PipelineMesh:
     """Returns `mesh` as a pipeline of `num_ranks` ranks.
 

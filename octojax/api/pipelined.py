@@ -279,7 +279,7 @@ class PipelinedLoss:
     def _home(self, stage: int | None) -> int:
         return self.plan.placement.stages[stage or 0][0]
 
-    def copies(self, units: Sequence[jax.Array]) -> tuple[tuple[jax.Array, ...], ...]:
+    def copies(self, units: Sequence[jax.Array | None]) -> tuple[tuple[jax.Array, ...], ...]:
         return tuple(map(tuple, self.trainer.engine.refresh(units)))
 
     def _sources(self, engine: Engine) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """`schedule="auto"`: measure the model's layers on the devices, then search for a plan."""
 
-import jax
+from typing import Any
 
 from octojax.api.options import Options
 from octojax.errors import PlanError
@@ -16,7 +16,7 @@ from octojax.tune import tune
 def tuned_plan(
     pure: PureLoss,
     batch: Microbatches,
-    tree: jax.tree_util.PyTreeDef,
+    tree: Any,
     mesh: PipelineMesh,
     options: Options,
 ) -> Plan:

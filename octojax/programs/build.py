@@ -11,11 +11,11 @@ import jax
 
 @dataclass(frozen=True)
 class Job:
-    """One program to compile. `arguments` carry shapes, dtypes and shardings."""
+    """One program to compile. `arguments` are trees of shapes, dtypes and shardings."""
 
     name: str
     function: Callable[..., Any]
-    arguments: tuple[jax.ShapeDtypeStruct, ...]
+    arguments: tuple[Any, ...]
     donated: tuple[int, ...] = ()
     out_shardings: Any = None
 

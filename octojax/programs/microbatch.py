@@ -161,7 +161,7 @@ def _kind(aval: Any) -> Kind:
 
 def _dtype(leaf: Any) -> Any:
     dtype = getattr(leaf, "dtype", None)
-    if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    if dtype is not None and jax.numpy.issubdtype(dtype, jax.dtypes.extended):
         return dtype
     return jax.dtypes.canonicalize_dtype(jax.numpy.result_type(leaf))
 

@@ -54,7 +54,7 @@ class Recipe:
 
 
 def is_key(aval: Any) -> bool:
-    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
 def stored(aval: Any) -> jax.ShapeDtypeStruct:
