@@ -30,12 +30,23 @@ MAMBA_1 = dataclasses.replace(
     jamba.tiny(width=32, vocabulary=17), layers=2, mamba=Mamba1Config(64, 4, 4)
 )
 SMALL = {
-    "nemotron_h": (nemotron_h, nemotron_h.tiny(width=32, layers=9, vocabulary=17)),
+    "nemotron_h": (
+        nemotron_h,
+        dataclasses.replace(nemotron_h.tiny(width=32, vocabulary=17), pattern="M-*"),
+    ),
     "nemotron_h experts": (nemotron_h, EXPERTS),
-    "jamba": (jamba, jamba.tiny(width=32, layers=6, vocabulary=17)),
+    "jamba": (
+        jamba,
+        dataclasses.replace(jamba.tiny(width=32, layers=3, vocabulary=17), attention_at=2),
+    ),
     "jamba mamba-1": (jamba, MAMBA_1),
     "llama": (llama, llama.tiny(width=32, layers=2, vocabulary=17)),
-    "gemma": (gemma, gemma.tiny(width=32, layers=6, vocabulary=17)),
+    "gemma": (
+        gemma,
+        dataclasses.replace(
+            gemma.tiny(width=32, layers=2, vocabulary=17), window=4, period=2, global_at=(1,)
+        ),
+    ),
 }
 
 
