@@ -28,7 +28,7 @@ EVENNESS = (1.0, 5.0)
 GROWTHS = (1.0, 1.5, 2.0)
 
 
-def starting_points(problem: Problem, seed: int = 0, steps: int = 40_000) -> list[Candidate]:
+def starting_points(problem: Problem, seed: int = 0, steps: int = 20_000) -> list[Candidate]:
     """Returns candidates with their best priorities each, the quickest first."""
     arrays = problem_arrays(problem)
     found = []

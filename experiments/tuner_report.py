@@ -1,0 +1,136 @@
+"""Write docs/results/tuner.md from the data beside it.
+
+    python experiments/tuner_report.py
+
+The data come from the other tuner_*.py studies; `tuner_all.sh` runs them one after the other.
+"""
+
+from tuner_common import DATA, RESULTS, read_rows
+
+HEAD = """# The tuner: results
+
+All makespans here are **simulated** (asynchronous transfers at the profile's latency and
+bandwidth), on the profiles in `experiments/profiles/` (8 H800-like ranks a node, TP 8, 4k tokens).
+The base of every speedup is 1F1B on the *uniform* partition: inner layers evenly by count,
+embedding with the first stage, head with the last. *split* runs W right after I, *fused* has one
+B, *fill* runs W where the rank would wait. *atomic* is the speedup over split 1F1B that the best
+whole-layer balance would have without any fill or drain. `gap` is makespan over the proven lower
+bound, minus one ([derivation](../lower_bound.md)).
+
+Data and pictures are in `docs/results/tuner/`. This page is written by
+`python experiments/tuner_report.py`; `bash experiments/tuner_all.sh` regenerates everything.
+
+**Read the times with care.** The machine that made these had two cores, shared with other work;
+its load average is in the tables. `evaluations` is what a search really had: an idle machine of
+two cores makes several times as many in the same seconds.
+"""
+
+
+def table(rows: list[dict[str, str]], columns: dict[str, str]) -> str:
+    """Returns a Markdown table of `columns` (heading -> field)."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(r.get(f, "") for f in columns.values()) + " |" for r in rows]
+    return "\n".join(lines)
+
+
+TARGETS = {
+    "configuration": "configuration", "costs": "costs", "ms": "makespan_ms",
+    "bound": "lower_bound_ms", "gap": "gap", "over fused": "over_1f1b", "split": "over_1f1b_split",
+    "fill": "over_1f1b_fill", "interleaved": "over_interleaved",
+    "partition only (split)": "over_partition_only_split", "schedule only": "over_schedule_only",
+    "best published": "over_published", "atomic": "atomic", "share of atomic": "share_of_atomic",
+    "wanted": "wanted", "paper": "paper", "evaluations": "evaluations", "s": "seconds",
+    "load": "load_average",
+}  # fmt: skip
+
+
+def sections() -> list[str]:
+    """Returns the page's sections, those whose data are there."""
+    made = [HEAD]
+
+    def add(title: str, command: str, rows: list[dict[str, str]], columns, text: str = "") -> None:
+        if rows:
+            body = table(rows, columns)
+            made.append(f"## {title}\n\n`{command}`\n\n{text}{body}\n")
+
+    targets = [row for size in "sml" for row in read_rows(f"targets_{size}")]
+    add(
+        "Nine configurations, two cost models",
+        "python experiments/tuner_targets.py --only l --seconds 50 --name targets_l",
+        targets, TARGETS,
+        "\"paper\" is the top of the measured range that the OctoPipe paper states.\n\n",
+    )  # fmt: skip
+    add(
+        "With a host cost of 0.07 ms for every transfer, on both its ranks",
+        "python experiments/tuner_targets.py --costs calibrated --host-cost 7e-5 --name host_cost",
+        read_rows("host_cost"), TARGETS,
+    )  # fmt: skip
+    cost = read_rows("table5")
+    add(
+        "Search cost: TABLE V and Fig. 12 on NemotronH-L",
+        "python experiments/tuner_search_cost.py",
+        cost,
+        {
+            "method": "method", "iterations": "total", "partition": "partition",
+            "placement": "placement", "schedule": "schedule", "": "partition_share",
+            " ": "placement_share", "  ": "schedule_share", "ms": "makespan_ms",
+            "over split": "over_1f1b_split", "gap": "gap", "evaluations": "evaluations",
+        },
+        "An iteration of `best` is a round of annealing; its phase counts are moves. The exact "
+        "method refuses a case of this size (21,696 actions).\n\n"
+        "![makespan over time](tuner/fig12.svg)\n\n",
+    )  # fmt: skip
+    add(
+        "Ablation: Fig. 10 on NemotronH-M",
+        "python experiments/tuner_ablation.py",
+        read_rows("fig10"),
+        {"variant": "variant", "ms": "makespan_ms", "speedup": "speedup", "gap": "gap"},
+        "P partition, A placement, S schedule, O overlap. Without O each transfer occupies both "
+        "its ranks; the base is split 1F1B without O.\n\n![ablation](tuner/fig10.svg)\n\n",
+    )
+    add(
+        "Memory caps",
+        "python experiments/tuner_memory.py",
+        read_rows("memory"),
+        {
+            "configuration": "configuration", "cap": "cap", "cap GiB": "cap_gib",
+            "peak GiB": "peak_gib", "fits": "fits", "ms": "makespan_ms",
+            "over the free plan's time": "slower_than_free", "recomputed": "recomputed_stages",
+        },
+        "Caps are shares of the peak of the plan found without a cap.\n\n",
+    )  # fmt: skip
+    add(
+        "Blocks cut into mixer and feed-forward half",
+        "python experiments/tuner_halves.py",
+        read_rows("halves"),
+        {
+            "configuration": "configuration", "blocks ms": "blocks_ms",
+            "over split": "blocks_over_1f1b_split", "halves ms": "halves_ms",
+            " over split": "halves_over_1f1b_split", "halves' bound": "halves_bound_ms",
+            "gap": "halves_gap",
+        },
+        "The split of a block's cost is an assumption: the mixer takes 0.4 of an attention + MLP "
+        "block, 0.57 of a Mamba + MLP block, 0.4 of a Mamba + MoE block.\n\n",
+    )  # fmt: skip
+    exact = read_rows("optimality")
+    if exact:
+        near = sum(float(r["excess"]) <= 0.01 for r in exact)
+        worst = max(float(r["excess"]) for r in exact)
+        holds = sum(r["bound_holds"] == "True" for r in exact)
+        made.append(
+            "## Against the exact optimum\n\n`python experiments/tuner_optimality.py`\n\n"
+            f"{len(exact)} random cases (3 to 5 layers, 2 or 3 ranks, 1 to 3 microbatches) that "
+            f"the exact solver finished: {near} ({near / len(exact):.1%}) within 1 % of the "
+            f"optimum, worst {worst:.2%} above; the bound held in {holds}.\n"
+        )
+    return made
+
+
+def main() -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "tuner.md").write_text("\n".join(sections()), encoding="utf-8")
+    print(f"written from {DATA} to {RESULTS / 'tuner.md'}")
+
+
+if __name__ == "__main__":
+    main()
