@@ -74,11 +74,11 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
         return
     actions = 3 * len(stages_of(field[0][1])[1]) * problem.microbatches
     steps = min(2000, max(20, ROUND_ACTIONS // actions))
-    turn = 0
+    turn, room = 0, affordable(0.0, search.limits.share(0.0, 1))
     with ThreadPoolExecutor(WORKERS) as pool:
         while not search.finished():
             share = search.share
-            keep = next(n for until, n in FIELD if share < until)
+            keep = min(room, next(n for until, n in FIELD if share < until))
             field = field[:keep] if len(field) > keep else field
             picks = [(turn + w) % len(field) for w in range(WORKERS)]
             heat = HOT * (1 - share) ** 1.5 + COLD
@@ -102,17 +102,27 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
             if turn % max(len(field), 2) == 0:
                 field.sort(key=lambda t: t[0])
             search.iteration += 1
+            room = affordable(share, search.share)
             search.report(phase)
+
+
+def affordable(before: float, after: float) -> int:
+    """Returns how many candidates a budget has room for, if a round takes it from one share
+    spent to another.
+    """
+    rounds = (1 - after) / max(after - before, 1e-9)
+    return int(min(FIELD[0][1], max(1, rounds * WORKERS // 16)))
 
 
 def _anneal(start, search: Search, weights, steps: int, heat: float, seed: tuple):
     """Returns best and last candidate of one round with their makespans, and counts."""
     makespan, found = start
     number = int(np.random.default_rng(seed).integers(2**31))
-    best_s, best, last_s, last, counts = anneal(  # pyright: ignore[reportCallIssue]
+    arguments = (
         *found.arrays, *search.arrays, weights, steps, heat * makespan, 0.5 * heat * makespan,
         number,
     )  # fmt: skip
+    best_s, best, last_s, last, counts = anneal(*arguments)
     best_s, made = justified(Candidate(*best), best_s, search.problem, search.arrays)
     return best_s, made, last_s, Candidate(*last), counts
 
