@@ -86,18 +86,19 @@ def several() -> bool:
     return jax.process_count() > 1
 
 
-def everyone(text: str, topic: str = "step") -> list[str]:
+def everyone(text: str, topic: str = "step", patience_s: float = 0.0) -> list[str]:
     """Returns what each process has brought to this meeting, by process number.
 
     All processes call this in the same order. Raises `ExecutionError` if one does not answer
-    in time.
+    within the timeout and `patience_s` beyond it, for what may take one of them long.
     """
     if not several():
         return [text]
     client = compat.distributed_client()
     key = f"octopipe/{_next_number()}/{topic}"
     client.key_value_set(f"{key}/{jax.process_index()}", text)
-    return [_get(client, f"{key}/{p}", p, topic) for p in range(jax.process_count())]
+    limit_s = timeout_s() + patience_s
+    return [_get(client, f"{key}/{p}", p, topic, limit_s) for p in range(jax.process_count())]
 
 
 def agree(facts: Mapping[str, str], topic: str = "step") -> None:
@@ -149,12 +150,12 @@ def _machine() -> str:
     return platform.node()
 
 
-def _get(client: Any, key: str, process: int, topic: str) -> str:
+def _get(client: Any, key: str, process: int, topic: str, limit_s: float) -> str:
     try:
-        return client.blocking_key_value_get(key, round(1000 * timeout_s()))
+        return client.blocking_key_value_get(key, round(1000 * limit_s))
     except Exception as error:
         raise ExecutionError(
-            f"process {jax.process_index()} waited {timeout_s():g} s for process {process} at "
+            f"process {jax.process_index()} waited {limit_s:g} s for process {process} at "
             f"{topic!r}, and it did not come: it ended, hangs, or is slower than that "
             f"(octopipe launch --timeout)"
         ) from error

@@ -314,6 +314,7 @@ class PipelinedLoss:
     def _everywhere(self, runner: "Runner", results: Results) -> Mapping[int, jax.Array]:
         """Returns what the loss returned in every process, from the ranks that made it."""
         assert self.share is not None
+        runner.engine.drain(results)
         return {
             leaf: self.share.from_owner(results.emits.get(leaf), owner, aval)
             for leaf, (owner, aval) in sorted(runner.engine.emitted.items())

@@ -1,14 +1,15 @@
 """`schedule="auto"`: measure the model's layers on the devices, then search for a plan."""
 
-from typing import Any
+import json
+
+import jax
 
 from octojax.api.options import Options
-from octojax.errors import PlanError
 from octojax.frontends import PureLoss
-from octojax.ir import Plan
+from octojax.ir import Plan, Profile
 from octojax.mesh import PipelineMesh
-from octojax.processes import several
-from octojax.profiling import measure
+from octojax.processes import everyone
+from octojax.profiling.together import measure_together
 from octojax.programs.microbatch import Microbatches
 from octojax.tune import tune
 
@@ -16,35 +17,30 @@ from octojax.tune import tune
 def tuned_plan(
     pure: PureLoss,
     batch: Microbatches,
-    tree: Any,
+    tree: jax.tree_util.PyTreeDef,
     mesh: PipelineMesh,
     options: Options,
 ) -> Plan:
     """Returns the tuner's plan for this model, these ranks and microbatches.
 
-    The profile is `options.profile`, or measured on the first ranks' devices. Raises
-    `PlanError` in a run of several processes, which would each measure something else.
+    The profile is `options.profile`, or measured on the ranks' devices. Of several processes the
+    first one searches, and all run its plan.
     """
-    if several() and options.profile is None:
-        raise PlanError(
-            "schedule='auto' measures the model, and several processes would each find another "
-            "plan. Tune once (octopipe.compile in one process, or octopipe tune) and pass the "
-            "plan as plan=, or pass profile= to tune from in every process alike"
-        )
-    profile = options.profile
-    if profile is None:
-        profile = measure(
-            pure,
-            tree.unflatten(batch.shapes(0)),
-            devices=[rank.devices[0] for rank in mesh.ranks],
-            min_layers=mesh.num_ranks,
-        )
-    result = tune(
+    profile = options.profile or measure_together(
+        pure, tree.unflatten(batch.shapes(0)), mesh, microbatches=batch.count
+    )
+    found = _search(profile, mesh, batch, options) if jax.process_index() == 0 else None
+    text = "" if found is None else json.dumps(found.to_json())
+    told = everyone(text, "the tuned plan", patience_s=options.tune_seconds)[0]
+    return found or Plan.from_json(json.loads(told))
+
+
+def _search(profile: Profile, mesh: PipelineMesh, batch: Microbatches, options: Options) -> Plan:
+    return tune(
         profile,
         mesh.num_ranks,
         batch.count,
         seconds=options.tune_seconds,
         seed=options.seed,
         replicated=False,
-    )
-    return result.plan
+    ).plan

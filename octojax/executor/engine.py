@@ -318,6 +318,14 @@ class Engine:
             final.update(states)
         return Results(tuple(gradients), emits, final, tuple(counted for _, _, counted in made))
 
+    def drain(self, results: Results) -> None:
+        """Returns when the local ranks' part of a step is done, transfers included.
+
+        A gathering over all ranks that is launched earlier could hold up the last of them.
+        """
+        jax.block_until_ready((results.gradients, results.emits, results.state))
+        self.transport.drain()
+
     def refresh(self, params: Sequence[jax.Array | None]) -> list[Sequence[jax.Array]]:
         """Returns, per `P` transfer, the copies of shared parameters at their other holders."""
         self.transport.begin(self.step.order_of("P"))

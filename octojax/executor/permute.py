@@ -80,8 +80,24 @@ class PairPermute:
             return ()
         return tuple(sorted(ends))
 
+    def drain(self) -> None:
+        """Returns when every transfer of `begin` has been issued; raises if one has failed.
+
+        What follows on the whole mesh must not overtake them: a CPU client runs programs that
+        talk to other processes in the order of their launch.
+        """
+        if not self.busy.wait_for_none(self.arrived.timeout_s):
+            mine = ", ".join(map(str, sorted(self.local)))
+            raise ExecutionError(
+                f"rank {mine} waited {self.arrived.timeout_s:g} s for its last transfers: a "
+                f"process has stopped, or is slower than that. Raise timeout_s if a step may "
+                f"take so long"
+            )
+        if self.arrived.error is not None:
+            raise self.arrived.error
+
     def begin(self, order: Sequence[int]) -> None:
-        self.busy.wait_for_none()
+        self.busy.wait_for_none(self.arrived.timeout_s)
         self.outgoing.clear()
         self.arrived.clear()
         self.copies.begin(order)
@@ -159,9 +175,10 @@ class _Count:
             self.number += change
             self.changed.notify_all()
 
-    def wait_for_none(self) -> None:
+    def wait_for_none(self, timeout_s: float | None = None) -> bool:
+        """Returns whether it did within the time."""
         with self.changed:
-            self.changed.wait_for(lambda: self.number == 0)
+            return self.changed.wait_for(lambda: self.number == 0, timeout_s)
 
 
 class _Link:

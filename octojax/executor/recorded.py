@@ -75,13 +75,15 @@ def timeline_of(
     lowered: Lowered,
     schedule: Schedule,
     held_bytes: Mapping[int, int] | None = None,
+    inside_bytes: Mapping[int, int] | None = None,
 ) -> Timeline:
     """Returns the timeline of the recorded step, of the ranks of all processes.
 
     Every process calls this. `held_bytes[r]` is what local rank r keeps beside its slots
     (optimizer state); it counts into its peak. Peaks are live buffers between programs, as the
-    simulator counts them, and the batch; not what XLA needs inside a program. Clocks of other
-    machines are aligned by their difference at a barrier.
+    simulator counts them, and the batch; not what XLA needs inside a program, unless it runs
+    several actions: `inside_bytes` says for a recipe how much that is, residuals mostly. Clocks
+    of other machines are aligned by their difference at a barrier.
     """
     offset = clock_offset_s()
     spans = {k: (a - offset, b - offset) for k, (a, b) in recorder.clock.spans.items()}
@@ -94,7 +96,9 @@ def timeline_of(
         ],
         "transfers": [(k, *span) for k, span in spans.items()],
         "memory": {
-            rank: _memory(recorder, lowered.step, rank, held.get(rank, 0), offset)
+            rank: _memory(
+                recorder, lowered.step, rank, held.get(rank, 0), inside_bytes or {}, offset
+            )
             for rank in recorder.ticks
         },
     }
@@ -169,18 +173,29 @@ def _shares(lowered: Lowered, instruction: Instruction, count: int) -> list[floa
     return [w / sum(work) for w in work]
 
 
-def _memory(recorder: Recorder, step: StepProgram, rank: int, held: int, offset: float) -> Trace:
+def _memory(
+    recorder: Recorder,
+    step: StepProgram,
+    rank: int,
+    held: int,
+    inside: Mapping[int, int],
+    offset: float,
+) -> Trace:
     """Returns `(time, bytes)` after each change. A program's results count from its start, and
     what a send frees until the transfer has ended."""
     changes = []
     for instruction, tick in zip(step.ranks[rank].body, recorder.ticks[rank], strict=True):
-        start, end = tick.start_s, tick.end_s
+        start, end = tick.start_s - offset, tick.end_s - offset
+        within = 0
         if instruction.do is Do.SEND:
-            end = max(end, recorder.clock.spans.get(instruction.target, (end, end))[1])
-        if instruction.do is Do.RECEIVE:
+            moved = recorder.clock.spans.get(instruction.target)
+            end = end if moved is None else max(end, moved[1] - offset)
+        elif instruction.do is Do.RECEIVE:
             start = end  # the wait for it holds nothing
-        changes.append((start - offset, tick.made_bytes))
-        changes.append((end - offset, -tick.freed_bytes))
+        elif "+" in instruction.name:
+            within = inside.get(instruction.target, 0)
+        changes.append((start, tick.made_bytes + within))
+        changes.append((end, -tick.freed_bytes - within))
     level = recorder.first_bytes[rank] + held
     trace = [(recorder.ticks[rank][0].start_s - offset if changes else 0.0, level)]
     for time, change in sorted(changes):

@@ -40,6 +40,9 @@ class Transport(Protocol):
     def abort(self, error: BaseException) -> None:
         """Makes every waiting and later `receive` of this step raise."""
 
+    def drain(self) -> None:
+        """Returns when every transfer has been issued, so that other collectives may follow."""
+
     def close(self) -> None: ...
 
 
@@ -133,6 +136,9 @@ class DevicePut:
 
     def abort(self, error: BaseException) -> None:
         self.mail.abort(error)
+
+    def drain(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

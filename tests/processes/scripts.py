@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -19,6 +20,8 @@ import optax
 
 import octojax as octopipe
 from octojax.ir import Action, Kind, Schedule
+from octojax.ir.lowering import transfers_of
+from octojax.processes import everyone
 from octojax.schedules import generate
 
 WIDTH, ROWS, LAYERS = 8, 6, 10
@@ -144,13 +147,67 @@ def update() -> None:
     print("all equal")
 
 
+def recorded() -> None:
+    """Every process gets the whole timeline of a step, the same."""
+    params, loss, batch = model()
+    step = octopipe.compile(
+        params,
+        loss,
+        optax.adam(1e-2),
+        batch,
+        schedule="zb-h1",
+        microbatches=3,
+        progress=False,
+        timeout_s=30.0,
+    )
+    state = step.init()
+    _, metrics = step(state, batch)
+    again, same, timeline = step(step.init(), batch, record=True)
+    assert float(metrics["loss"]) == float(same["loss"]), (metrics, same)
+    for rank, row in enumerate(step.plan.schedule.ranks):
+        own = [span for span in timeline.actions if span.rank == rank]
+        assert [span.item for span in own] == list(row), (rank, own)
+    assert len(timeline.transfers) == len(transfers_of(step.plan.schedule))
+    assert all(rank.peak_bytes > 0 for rank in timeline.ranks)
+    assert len(set(everyone(str(timeline)))) == 1
+    assert again.step == 1
+    print("all equal")
+
+
+def auto() -> None:
+    """Every process runs the plan that the first one found."""
+    params, loss, batch = model()
+    step = octopipe.compile(
+        params,
+        loss,
+        optax.sgd(0.1),
+        batch,
+        schedule="auto",
+        tune_seconds=1.0,
+        microbatches=3,
+        progress=False,
+        timeout_s=30.0,
+    )
+    value, _, grads = step.value_and_grad(step.init(), batch)
+    wanted, wanted_grads = jax.value_and_grad(lambda p: loss(p, batch)[0])(params)
+    assert abs(float(value) - float(wanted)) <= 1e-5 * abs(float(wanted))
+    assert worst(grads, wanted_grads) <= 1e-5
+    assert len(set(everyone(str(step.plan)))) == 1
+    print("all equal")
+
+
+def crowded() -> None:
+    """A plan for more ranks than there are devices."""
+    check(generate("1f1b", 2 * jax.device_count(), 3), 3)
+
+
 def differ() -> None:
     """Process 1 asks for another schedule."""
     check("1f1b" if jax.process_index() == 0 else "gpipe", 3)
 
 
 def fail(how: str) -> None:
-    """The last process is killed, stopped, or raises in the middle of a step."""
+    """The last process is killed, stopped, slowed, or raises in the middle of a step."""
     params, loss, batch = model()
     step = octopipe.compile(
         params, loss, optax.sgd(0.1), batch, microbatches=3, progress=False, timeout_s=3.0
@@ -164,6 +221,9 @@ def fail(how: str) -> None:
         def broken(*values):
             if how == "raise":
                 raise ZeroDivisionError("broken on purpose")
+            if how == "slow":
+                time.sleep(8)
+                return function(*values)
             os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
             return function(*values)
 

@@ -1,11 +1,18 @@
 """Real processes that talk through gloo on 127.0.0.1; see `scripts.py` for what they run."""
 
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from octojax.ir import LayerCost, Partition, Plan, Profile
+from octojax.ir.lowering import transfers_of
 from octojax.launch import Exit, launch
+from octojax.report import load_timeline
+from octojax.schedules import generate
 
 SCRIPT = str(Path(__file__).parent / "scripts.py")
 
@@ -31,11 +38,16 @@ def assert_all_equal(exits: tuple[Exit, ...], lines) -> None:
     assert all("all equal" in said(lines, e.process_id) for e in exits)
 
 
-@pytest.mark.parametrize(("processes", "devices"), [(2, 1), (2, 2)])
-def test_random_irregular_plans(processes, devices):
-    assert_all_equal(*run(processes, "irregular", "0", "4", devices=devices))
+def test_random_irregular_plans():
+    assert_all_equal(*run(2, "irregular", "0", "3"))
 
 
+@pytest.mark.slow
+def test_random_irregular_plans_with_two_ranks_in_each_process():
+    assert_all_equal(*run(2, "irregular", "0", "4", devices=2))
+
+
+@pytest.mark.slow
 def test_named_schedules():
     names = ("gpipe", "interleaved:2", "zb-h1", "zb-v", "dualpipe-v", "chimera")
     assert_all_equal(*run(2, "named", *names))
@@ -59,6 +71,22 @@ def test_updates_are_those_of_one_process():
     assert_all_equal(*run(2, "update"))
 
 
+def test_every_process_gets_the_timeline_of_all_ranks():
+    assert_all_equal(*run(2, "recorded"))
+
+
+@pytest.mark.slow
+def test_all_processes_run_the_plan_that_the_first_has_tuned():
+    assert_all_equal(*run(2, "auto", timeout_s=60.0))
+
+
+@pytest.mark.slow
+def test_more_ranks_than_devices_are_refused():
+    exits, lines = run(2, "crowded")
+    assert [e.code for e in exits] == [1, 1]
+    assert "the plan has 4 ranks, but there are only 2 device(s)" in said(lines, 0)
+
+
 def test_processes_with_different_plans_refuse_to_start():
     exits, lines = run(2, "differ")
     assert [e.code for e in exits] == [1, 1]
@@ -68,7 +96,15 @@ def test_processes_with_different_plans_refuse_to_start():
         assert "plan: process 0 has" in text
 
 
-@pytest.mark.parametrize("how", ["kill", "stop", "raise"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "raise",
+        pytest.param("kill", marks=pytest.mark.slow),
+        pytest.param("stop", marks=pytest.mark.slow),
+        pytest.param("slow", marks=pytest.mark.slow),
+    ],
+)
 def test_a_lost_peer_is_an_error_in_time(how):
     begin = time.monotonic()
     exits, lines = run(2, "fail", how, timeout_s=8.0)
@@ -83,8 +119,7 @@ def test_a_lost_peer_is_an_error_in_time(how):
         assert "broken on purpose" in said(lines, 1)
 
 
-def test_a_peer_that_never_starts_is_an_error_in_time(monkeypatch):
-    monkeypatch.setenv("OCTOPIPE_NUM_PROCESSES", "2")
+def test_a_peer_that_never_starts_is_an_error_in_time():
     script = "import os; os.environ['OCTOPIPE_NUM_PROCESSES'] = '2'\n"
     script += "from octojax.processes import initialize; initialize()"
     lines: list[str] = []
@@ -92,3 +127,43 @@ def test_a_peer_that_never_starts_is_an_error_in_time(monkeypatch):
     exits = launch(["-c", script], 1, timeout_s=3.0, echo=lambda _, line: lines.append(line))
     assert time.monotonic() - begin < 60
     assert exits[0].code != 0
+
+
+def test_a_port_in_use_is_refused_before_anything_starts():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port {port} on 127.0.0.1 cannot be used"):
+            launch([SCRIPT, "update"], 2, port=port)
+
+
+def test_an_emulated_plan_runs_every_action_and_transfer(tmp_path):
+    layer = LayerCost("layer", 1e-3, 1e-3, 5e-4, output_bytes=4096)
+    profile = Profile("four layers", (layer,) * 4)
+    table = generate("zb-h1", 2, 3)
+    plan = Plan(Partition((2, 2)), table.placement, table)
+    profile.save(tmp_path / "profile.json")
+    plan.save(tmp_path / "plan.json")
+    lines: list[str] = []
+    files = [str(tmp_path / name) for name in ("plan.json", "profile.json", "")]
+    exits = launch(
+        ["-m", "octojax.cli.emulate_process", *files, "1.0", "1"],
+        2,
+        timeout_s=30.0,
+        echo=lambda _, line: lines.append(line),
+    )
+    assert [e.code for e in exits] == [0, 0], lines
+    timeline = load_timeline(tmp_path / "step0000.json")
+    for rank, row in enumerate(table.ranks):
+        assert [s.item for s in timeline.actions if s.rank == rank] == list(row)
+    assert len(timeline.transfers) == len(transfers_of(table))
+    assert {t.nbytes for t in timeline.transfers} == {4096.0}
+    assert all(s.end_s - s.start_s >= 0.99e-3 for s in timeline.actions)
+
+
+def test_a_program_started_by_itself_stays_alone():
+    script = "import octojax, jax\noctojax.initialize()\nprint(jax.process_count())"
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "1"

@@ -1,0 +1,131 @@
+"""How well the simulator predicts real computation: two processes, each bound to a core.
+
+python experiments/fidelity_real.py
+
+Each process times the layers of the hybrid model (`hybrid.py`) while the other does, and the
+link is measured between them. The simulator predicts 1F1B, interleaved, zb-h1 and the tuned plan
+from that profile; then all of them train in turns, recorded and unrecorded.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fidelity_common import in_processes, plans, row, table
+
+import octojax as octopipe
+
+
+def options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=14)
+    parser.add_argument("--rows", type=int, default=4, help="of one microbatch")
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--tune-seconds", type=float, default=10.0)
+    parser.add_argument("-o", "--output", help="write rows (JSON) here")
+    return parser.parse_args(arguments)
+
+
+def run(arguments: Sequence[str]) -> None:
+    octopipe.initialize()
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from hybrid import mid
+
+    from octojax.mesh import pipeline_mesh
+    from octojax.processes import barrier
+    from octojax.profiling.together import measure_together
+
+    wanted = options(arguments)
+    say = print if jax.process_index() == 0 else (lambda *_, **__: None)
+    model, loss, microbatch = mid(wanted.width, wanted.layers, wanted.rows, wanted.length)
+    batch = jax.tree.map(lambda x: jnp.concatenate([x] * wanted.microbatches), microbatch)
+    mesh, optimizer = pipeline_mesh(), optax.adamw(1e-3)
+    begin = time.monotonic()
+    profile = measure_together(
+        octopipe.adapt(model, loss),
+        microbatch,
+        mesh,
+        optimizer=optimizer,
+        rounds=9,
+        microbatches=wanted.microbatches,
+    )
+    machine = profile.machine
+    say(
+        f"profiled in {time.monotonic() - begin:.0f} s: {profile.num_layers} layers, "
+        f"{sum(x.compute_s for x in profile.layers) * 1e3:.4g} ms a microbatch, speeds "
+        f"{machine.speeds}, link {machine.latency_s * 1e3:.3g} ms + bytes / "
+        f"{machine.bandwidth_bytes_per_s / 1e9:.3g} GB/s, host {machine.host_cost_s * 1e3:.3g} ms",
+        flush=True,
+    )
+    chosen = plans(profile, mesh.num_ranks, wanted.microbatches, wanted.tune_seconds)
+    chosen.pop("partition-only", None)
+    begin = time.monotonic()
+    steps: dict[str, Any] = {}
+    for name, plan in chosen.items():
+        steps[name] = octopipe.compile(
+            model,
+            loss,
+            optimizer,
+            batch,
+            mesh=mesh.mesh,
+            plan=plan,
+            microbatches=wanted.microbatches,
+            progress=False,
+            timeout_s=120.0,
+        )
+    say(f"compiled in {time.monotonic() - begin:.0f} s", flush=True)
+    states = {name: step.init() for name, step in steps.items()}
+    plain: dict[str, list[float]] = {name: [] for name in steps}
+    recorded: dict[str, list[float]] = {name: [] for name in steps}
+    timelines: dict[str, list[Any]] = {name: [] for name in steps}
+    for _turn in range(wanted.rounds + 2):
+        for name, step in steps.items():
+            for record in (False, True):
+                barrier("turn")
+                begin = time.monotonic()
+                if record:
+                    states[name], metrics, timeline = step(states[name], batch, record=True)
+                    timelines[name].append(timeline)
+                else:
+                    states[name], metrics = step(states[name], batch)
+                jax.block_until_ready((states[name], metrics))
+                (recorded if record else plain)[name].append(time.monotonic() - begin)
+    rows = []
+    for name, plan in chosen.items():
+        kept = sorted(timelines[name][2:], key=lambda t: t.makespan_s)
+        found = row(name, plan, profile, kept[len(kept) // 2])
+        found["step_s"] = statistics.median(plain[name][2:])
+        found["recorded_step_s"] = statistics.median(recorded[name][2:])
+        rows.append(found)
+    say(table(rows))
+    say("\n| plan | step ms | makespan ms | peak MiB measured | simulated | error |")
+    say("|---|---|---|---|---|---|")
+    errors = []
+    for found in rows:
+        peaks = list(zip(found["peak_bytes"], found["simulated_peak_bytes"], strict=True))
+        errors += [s / m - 1 for m, s in peaks]
+        say(
+            f"| {found['plan']} | {found['step_s'] * 1e3:.4g} | {found['measured_s'] * 1e3:.4g} | "
+            f"{', '.join(f'{m / 2**20:.4g}' for m, _ in peaks)} | "
+            f"{', '.join(f'{s / 2**20:.4g}' for _, s in peaks)} | "
+            f"{', '.join(f'{s / m - 1:+.1%}' for m, s in peaks)} |"
+        )
+    say(f"\nmean error of the peak memory {statistics.mean(map(abs, errors)):.2%}")
+    if wanted.output and jax.process_index() == 0:
+        Path(wanted.output).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    barrier("done")
+
+
+if __name__ == "__main__":
+    in_processes(run, options(sys.argv[1:]).processes, pin=True, timeout_s=120.0)
