@@ -20,6 +20,13 @@ def command(
     microbatches: Annotated[
         int | None, typer.Option(help="Microbatches per step; default: the profile's.")
     ] = None,
+    offer: Annotated[
+        str | None,
+        typer.Option(
+            "--offer-microbatches",
+            help="Numbers such as 4,8,16 to choose from for the same global batch.",
+        ),
+    ] = None,
     capacity_gib: Annotated[
         float | None, typer.Option(help="Memory of every rank, in GiB.")
     ] = None,
@@ -47,17 +54,19 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Find partition, placement and schedule together; print the plan's account."""
-    from octojax.tune import tune
+    from octojax.tune import tune, tune_microbatches
     from octojax.tune.ticker import Ticker
 
     given = read_profile(profile)
     if host_cost is not None:
         given = given.on(replace(given.machine, host_cost_s=host_cost))
     with Ticker(seconds, iterations) as ticker:
-        result = tune(
+        choose = tune if offer is None else tune_microbatches
+        sizes = microbatches if offer is None else read_numbers(offer)
+        result = choose(
             given,
-            ranks,
-            microbatches,
+            **{"microbatches" if offer is None else "offered": sizes},
+            ranks=ranks,
             method=method,
             seconds=seconds,
             iterations=iterations,
@@ -76,3 +85,13 @@ def command(
     typer.echo(str(result))
     if output is not None:
         typer.echo(f"plan written to {output}")
+
+
+def read_numbers(text: str) -> tuple[int, ...]:
+    """Returns the whole numbers in `text`, separated by commas."""
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"--offer-microbatches {text!r}: expected numbers such as 4,8,16"
+        ) from None

@@ -7,7 +7,15 @@ from typing import Any
 
 from octojax.tune.result import Progress, TuneResult
 
-__all__ = ["METHODS", "PHASES", "Progress", "TuneResult", "lower_bound", "tune"]
+__all__ = [
+    "METHODS",
+    "PHASES",
+    "Progress",
+    "TuneResult",
+    "lower_bound",
+    "tune",
+    "tune_microbatches",
+]
 
 METHODS = ("best", "octopipe", "random", "ilp")
 PHASES = ("partition", "placement", "schedule")
@@ -25,3 +33,10 @@ def lower_bound(*args: Any, **kwargs: Any) -> Any:
     from octojax.tune import bound
 
     return bound.lower_bound(*args, **kwargs)
+
+
+def tune_microbatches(*args: Any, **kwargs: Any) -> TuneResult:
+    """Returns the best of several microbatch counts; see `octojax.tune.batch`."""
+    from octojax.tune import batch
+
+    return batch.tune_microbatches(*args, **kwargs)

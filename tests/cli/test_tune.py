@@ -81,3 +81,15 @@ def test_missing_field_names_file_layer_and_field(capsys, tmp_path):
     assert code == 2
     assert "layer 0" in err
     assert "input_grad_s" in err
+
+
+def test_microbatches_can_be_offered(capsys):
+    """More, smaller microbatches of the same batch cost the same work and less fill."""
+    code, out, _ = run(
+        capsys, PROFILE, "--iterations", "0", "--json", "--offer-microbatches", "4,16"
+    )
+    data = json.loads(out)
+    assert code == 0
+    assert max(len(row.split()) for row in data["plan"]["schedule"]) > 0
+    assert Plan.from_json(data["plan"]).num_microbatches == 16
+    assert run(capsys, PROFILE, "--offer-microbatches", "4,x")[0] == 2
