@@ -12,7 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
-from octojax.ir import Kind, Plan, Profile, Timeline
+from octojax.ir import Kind, Overlap, Plan, Profile, Timeline
 from octojax.launch import launch
 from octojax.processes import everyone
 from octojax.simulate import simulate
@@ -103,7 +103,7 @@ def overhead(timeline: Timeline) -> float:
                 (rank, "F", a.stage - 1, a.microbatch)
                 if a.kind is Kind.FORWARD
                 else (rank, "B", a.stage + 1, a.microbatch)
-                for a in span.item.actions
+                for a in (span.item.actions if isinstance(span.item, Overlap) else (span.item,))
                 if a.kind is not Kind.WEIGHT_GRAD
             ]
             if all(came.get(read, 0.0) <= before.end_s for read in reads):

@@ -1,6 +1,7 @@
 """`schedule="auto"`: measure the model's layers on the devices, then search for a plan."""
 
 import json
+from typing import Any
 
 import jax
 
@@ -17,7 +18,7 @@ from octojax.tune import tune
 def tuned_plan(
     pure: PureLoss,
     batch: Microbatches,
-    tree: jax.tree_util.PyTreeDef,
+    tree: Any,
     mesh: PipelineMesh,
     options: Options,
 ) -> Plan:

@@ -196,7 +196,7 @@ def _memory(
             within = inside.get(instruction.target, 0)
         changes.append((start, tick.made_bytes + within))
         changes.append((end, -tick.freed_bytes - within))
-    level = recorder.first_bytes[rank] + held
+    level = float(recorder.first_bytes[rank] + held)
     trace = [(recorder.ticks[rank][0].start_s - offset if changes else 0.0, level)]
     for time, change in sorted(changes):
         if change:

@@ -1,0 +1,81 @@
+"""`octopipe run` on a small model of plain functions."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import octojax
+from octojax.cli import build, main
+from octojax.report import load_timeline
+
+MODEL = """
+import jax, jax.numpy as jnp
+
+def tiny():
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {f"w{i}": jax.random.normal(k, (8, 8)) / 3 for i, k in enumerate(keys)}
+
+    def loss(params, batch):
+        h = batch["x"]
+        for i in range(4):
+            h = jnp.tanh(h @ params[f"w{i}"])
+        return jnp.mean((h * batch["scale"]) ** 2)
+
+    return params, loss, {"x": jnp.ones((2, 8)), "scale": jnp.float32(2.0)}
+"""
+
+
+@pytest.fixture
+def target(tmp_path, monkeypatch) -> str:
+    (tmp_path / "model_to_run.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(octojax.__file__).parents[1]))
+    return "model_to_run:tiny"
+
+
+def test_a_recorded_run_draws_measured_above_simulated(target, tmp_path):
+    arguments = ["run", target, "--record", "--steps", "2", "--microbatches", "3", "-o", "t.json"]
+    found = CliRunner().invoke(build(), arguments)
+    assert found.exit_code == 0, found.output
+    assert found.output.index("measured: ") < found.output.index("simulated: ")
+    assert "simulated against measured: makespan" in found.output
+    timeline = load_timeline(tmp_path / "t.json")
+    assert len(timeline.actions) == 2 * 2 * 3
+    assert len(timeline.transfers) == 2 * 3
+
+
+@pytest.mark.slow
+def test_processes_train_to_the_same_loss_as_one(target):
+    losses = []
+    for processes in ("1", "2"):
+        arguments = [
+            "run",
+            target,
+            "-n",
+            processes,
+            "--schedule",
+            "zb-h1",
+            "--steps",
+            "1",
+            "--json",
+        ]
+        found = CliRunner().invoke(build(), arguments)
+        assert found.exit_code == 0, found.output
+        losses.append(json.loads(found.stdout)["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train.py"], "octopipe launch -n 1 train.py"),
+        (["a:b", "-n", "2", "--ranks", "3"], "3 ranks cannot be spread over 2 processes evenly"),
+    ],
+)
+def test_mistakes_are_named(arguments, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *arguments])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
