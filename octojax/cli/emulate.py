@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from octojax.cli.read import read_plan, read_profile
+from octojax.cli.read import expect_writable, read_plan, read_profile
 
 
 def command(
@@ -29,6 +29,7 @@ def command(
     from octojax.launch import launch
     from octojax.report.data import load_timeline, save_timeline
 
+    expect_writable(output)
     plan = read_plan(file, profile)
     count = processes or plan.num_ranks
     if count < 1 or plan.num_ranks % count:

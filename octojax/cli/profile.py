@@ -4,10 +4,11 @@ import importlib
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from octojax.cli.read import expect_writable
 
 
 def command(
@@ -42,6 +43,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Profile a model: measured on the devices at hand, or by the cost model with --machine."""
+    expect_writable(output)
     model, loss_fn, batch, params = load_target(target)
     given, device = (None, None) if machine is None else read_machine(machine)
     from octojax.frontends import adapt
@@ -156,11 +158,9 @@ def read_machine(path: str) -> tuple[Any, Any]:
     from octojax.costs import Device
     from octojax.errors import FormatError
     from octojax.ir import Machine
+    from octojax.ir.files import read_json
 
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise FormatError(f"{path}: not JSON: {error}") from None
+    data = read_json(path)
     if not isinstance(data, dict):
         raise FormatError(f"{path}: a machine is a JSON object, found {type(data).__name__}")
     given = dict(data.get("machine", data))

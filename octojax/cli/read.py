@@ -3,19 +3,33 @@
 from pathlib import Path
 
 from octojax.errors import FormatError
-from octojax.ir import Plan, Profile, Schedule
+from octojax.ir import Plan, Profile, Schedule, Timeline
 
 
 def read_schedule(path: str) -> Schedule | Plan:
     """Returns the plan in a `.json` file, or the schedule in a CSV table."""
-    _expect_text(path)
-    return Plan.load(path) if path.endswith(".json") else Schedule.load(path)
+    _expect_file(path)
+    found = Plan.load(path) if path.endswith(".json") else Schedule.load(path)
+    if found.num_stages == 0 or found.num_microbatches == 0:
+        raise FormatError(
+            f"{path}: the table has {found.num_ranks} rows and no action; expected one row of "
+            f"actions such as 0F0 per rank"
+        )
+    return found
 
 
 def read_profile(path: str) -> Profile:
     """Returns the profile in a JSON file."""
-    _expect_text(path)
+    _expect_file(path)
     return Profile.load(path)
+
+
+def read_timeline(path: str) -> Timeline:
+    """Returns the timeline in a JSON file."""
+    from octojax.report import load_timeline
+
+    _expect_file(path)
+    return load_timeline(path)
 
 
 def read_plan(path: str, profile: str) -> Plan:
@@ -29,13 +43,22 @@ def read_plan(path: str, profile: str) -> Plan:
     return Plan(uniform_partition(layers, found.num_stages), found.placement, found, name=path)
 
 
-def _expect_text(path: str) -> None:
-    if not Path(path).is_file():
-        what = "is a folder" if Path(path).is_dir() else "does not exist"
-        raise FormatError(f"{path} {what}; expected a file")
-    try:
-        Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise FormatError(
-            f"{path} is not UTF-8 text; expected a CSV table or a JSON file"
-        ) from None
+def expect_writable(*paths: str | Path | None) -> None:
+    """Raises `ValueError` if one of `paths` cannot be a new file: before hours of work, not after.
+
+    None stands for a file that is not asked for.
+    """
+    for path in map(Path, filter(None, paths)):
+        if path.is_dir():
+            raise ValueError(f"cannot write {path}: it is a folder; name a file in it")
+        if not path.parent.is_dir():
+            raise ValueError(
+                f"cannot write {path}: there is no folder {path.parent}; make it first"
+            )
+
+
+def _expect_file(path: str) -> None:
+    if not Path(path).exists():
+        raise FormatError(f"{path} does not exist; expected a file")
+    if Path(path).is_dir():
+        raise FormatError(f"{path} is a folder; expected a file")

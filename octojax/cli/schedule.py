@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from octojax.cli.read import expect_writable
 from octojax.schedules import generate
 
 
@@ -23,6 +24,7 @@ def command(
     ] = None,
 ) -> None:
     """Print the table of a named schedule: CSV, one row per rank, PyTorch's action names."""
+    expect_writable(output)
     table = generate(name, ranks, microbatches, chunks, **_options(option or [])).to_csv()
     if output is None:
         typer.echo(table, nl=False)

@@ -1,12 +1,15 @@
 """`octopipe show`: a plan, schedule or recorded timeline as a picture."""
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from octojax.cli.read import read_profile, read_schedule
+from octojax.cli.read import expect_writable, read_profile, read_schedule, read_timeline
+from octojax.errors import FormatError
+from octojax.ir.files import read_json
 
 
 def command(
@@ -23,7 +26,9 @@ def command(
     bound: Annotated[
         float | None, typer.Option(help="A lower bound in seconds, to mark and compare with.")
     ] = None,
-    width: Annotated[int | None, typer.Option(help="Columns of the text.", min=40)] = None,
+    width: Annotated[
+        int | None, typer.Option(help="Columns of the text.", min=40, max=10_000)
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page to look around in.")] = None,
     svg: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
@@ -36,6 +41,9 @@ def command(
     from octojax import report
     from octojax.report.text import render
 
+    if bound is not None and not 0 < bound < math.inf:
+        raise ValueError(f"--bound {bound}: expected a number of seconds > 0")
+    expect_writable(html, svg, trace, csv, json_file)
     panels = _panels(file, profile, measured, bound)
     first = panels[0]
     contents = {
@@ -58,7 +66,7 @@ def command(
 
 def _panels(file, profile, measured, bound):
     from octojax.ir import Machine, Plan
-    from octojax.report import Panel, from_json, load_timeline
+    from octojax.report import Panel, from_json
     from octojax.report.data import is_timeline
     from octojax.simulate import StageCosts, simulate
 
@@ -72,7 +80,7 @@ def _panels(file, profile, measured, bound):
         name = found.name if isinstance(found, Plan) and found.name else Path(file).stem
         panels = [Panel(f"{name}, simulated", timeline, bound)]
     if measured is not None:
-        panels.append(Panel("measured", load_timeline(measured)))
+        panels.append(Panel("measured", read_timeline(measured)))
     return panels
 
 
@@ -80,6 +88,6 @@ def _json(file: str):
     if not file.endswith(".json") or not Path(file).is_file():
         return None
     try:
-        return json.loads(Path(file).read_text(encoding="utf-8"))
-    except ValueError:
+        return read_json(file)
+    except FormatError:
         return None  # `read_schedule` says what is wrong

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from octojax.cli.read import read_profile
+from octojax.cli.read import expect_writable, read_profile
 
 GIB = 2**30
 
@@ -57,6 +57,7 @@ def command(
     from octojax.tune import tune, tune_microbatches
     from octojax.tune.ticker import Ticker
 
+    expect_writable(output)
     given = read_profile(profile)
     if host_cost is not None:
         given = given.on(replace(given.machine, host_cost_s=host_cost))

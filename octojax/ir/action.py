@@ -77,7 +77,7 @@ Item = Action | Overlap
 
 # Longest names first, so that `SEND_F` is not read as `S` + rest.
 _KINDS = "|".join(sorted((k.value for k in Kind), key=len, reverse=True))
-_ACTION = re.compile(rf"(\d+)({_KINDS})(\d*)")
+_ACTION = re.compile(rf"([0-9]{{1,18}})({_KINDS})([0-9]{{0,18}})")
 _OVERLAP = re.compile(r"\(([^;()]+);([^;()]+)\)OVERLAP_F_B")
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from octojax.errors import FormatError, PlanError
+from octojax.ir.files import read_json
 from octojax.ir.partition import Partition
 from octojax.ir.placement import Placement
 from octojax.ir.schedule import Schedule
 
 VERSION = 1
+_FIELDS = ("version", "name", "partition", "placement", "ranks", "recompute", "schedule")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class Plan:
             raise PlanError(
                 f"the partition has {stages} stages [{self.partition}], "
                 f"the placement {self.placement.num_stages} [{self.placement}]"
+            )
+        homeless = [s for s, ranks in enumerate(self.placement.stages) if not ranks]
+        if homeless:
+            raise PlanError(
+                f"stage {', '.join(map(str, homeless))} is placed on no rank; give every stage "
+                f"one of the {self.placement.num_ranks} ranks"
             )
         if self.schedule.num_stages > stages:
             raise PlanError(
@@ -116,6 +124,12 @@ class Plan:
         missing = [k for k in ("partition", "placement", "schedule") if k not in data]
         if missing:
             raise FormatError(f"{name}: plan lacks {', '.join(missing)}")
+        unknown = [k for k in data if k not in _FIELDS]
+        if unknown:  # a misspelt "recompute" must not pass for none
+            raise FormatError(
+                f"{name}: unknown {', '.join(map(repr, unknown))}; fields of a plan are "
+                f"{', '.join(_FIELDS)}"
+            )
         forms = (
             ("partition", "a list of layers per stage", _is_ints(data["partition"])),
             (
@@ -134,13 +148,18 @@ class Plan:
                 _is_list(data.get("recompute", []))
                 and all(isinstance(x, bool) for x in data.get("recompute", [])),
             ),
-            ("ranks", "a whole number", _is_ints([data.get("ranks", 1)])),
+            (
+                "ranks",
+                "a whole number >= 1",
+                _is_ints([data.get("ranks", 1)]) and data.get("ranks", 1) >= 1,
+            ),
             ("name", "text", isinstance(data.get("name", ""), str)),
         )
         wrong = [f"{field!r} must be {form}" for field, form, holds in forms if not holds]
         if wrong:
             raise FormatError(f"{name}: {'; '.join(wrong)}")
-        schedule = Schedule.parse("\n".join(line or "-" for line in data["schedule"]))
+        lines = (" ".join(line.split()) or "-" for line in data["schedule"])
+        schedule = Schedule.parse("\n".join(lines), f"{name}: schedule")
         return cls(
             Partition(tuple(data["partition"])),
             Placement(
@@ -156,11 +175,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
-        text = Path(path).read_text(encoding="utf-8")
-        try:
-            return cls.from_json(json.loads(text), str(path))
-        except json.JSONDecodeError as error:
-            raise FormatError(f"{path}: not JSON: {error}") from None
+        return cls.from_json(read_json(path), str(path))
 
 
 def _is_list(value: Any) -> bool:

@@ -3,13 +3,69 @@
 import json
 import math
 import numbers
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from octojax.errors import FormatError, ProfileError
+from octojax.ir.files import read_json
 
 VERSION = 1
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return _is_number(value) and math.isfinite(value)
+    except OverflowError:  # a whole number too large for a float
+        return False
+
+
+def _is_amount(value: Any) -> bool:
+    return _is_finite(value) and value >= 0
+
+
+def _is_size(value: Any) -> bool:
+    return _is_number(value) and value > 0 and (value == math.inf or _is_finite(value))
+
+
+def _per_rank(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda values: isinstance(values, tuple) and all(map(holds, values))
+
+
+def _or_none(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or holds(value)
+
+
+_AMOUNT, _SIZE = "a finite number >= 0", "a number > 0"
+_MACHINE_FORMS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    ("name", "text", lambda value: isinstance(value, str)),
+    ("capacity_bytes", _SIZE, _is_size),
+    ("latency_s", _AMOUNT, _is_amount),
+    ("bandwidth_bytes_per_s", _SIZE, _is_size),
+    ("host_cost_s", _AMOUNT, _is_amount),
+    ("speeds", "finite numbers > 0, one per rank",
+     _per_rank(lambda value: _is_finite(value) and value > 0)),
+    ("capacities_bytes", "numbers > 0, one per rank", _per_rank(_is_size)),
+    ("ranks_per_node", "a whole number >= 1",
+     _or_none(lambda value: _is_whole(value) and value >= 1)),
+    ("inter_latency_s", _AMOUNT, _or_none(_is_amount)),
+    ("inter_bandwidth_bytes_per_s", _SIZE, _or_none(_is_size)),
+)  # fmt: skip
+"""Field, what it must be in words, and whether a value is that."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +89,14 @@ class LayerCost:
     backward_s: float | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.kind, str):
+            raise ProfileError(f"a layer's kind is text, found {self.kind!r}")
         for name, value in asdict(self).items():
-            if name == "kind" or value is None:
+            if name == "kind" or (name == "backward_s" and value is None):
                 continue
-            if not _is_number(value) or not math.isfinite(value) or value < 0:
+            if not _is_finite(value) or value < 0:
                 raise ProfileError(
-                    f"layer of kind {self.kind!r}: {name} = {value!r}, "
+                    f"layer of kind {self.kind!r}: {name} = {_short(value)}, "
                     f"expected a finite number >= 0"
                 )
 
@@ -75,32 +133,13 @@ class Machine:
     inter_bandwidth_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        numbers = (
-            "capacity_bytes", "latency_s", "bandwidth_bytes_per_s", "host_cost_s",
-            "ranks_per_node", "inter_latency_s", "inter_bandwidth_bytes_per_s",
-        )  # fmt: skip
-        given = {
-            name: (getattr(self, name),) for name in numbers if getattr(self, name) is not None
-        }
-        given |= {name: getattr(self, name) for name in ("speeds", "capacities_bytes")}
-        for name, values in given.items():
-            if not isinstance(values, tuple) or not all(_is_number(v) for v in values):
-                raise ProfileError(
-                    f"machine {self.name!r}: {name} = {getattr(self, name)!r} is not a number"
-                    f"{' per rank' if name in ('speeds', 'capacities_bytes') else ''}"
-                )
-        for name in ("inter_latency_s", "inter_bandwidth_bytes_per_s", "ranks_per_node"):
-            value = getattr(self, name)
-            if value is not None and not (value >= 0 if name == "inter_latency_s" else value > 0):
-                raise ProfileError(f"machine {self.name!r}: {name} = {value} is too small")
-        for name in ("latency_s", "host_cost_s"):
-            if not getattr(self, name) >= 0:
-                raise ProfileError(f"machine {self.name!r}: {name} = {getattr(self, name)}, < 0")
-        for name in ("bandwidth_bytes_per_s", "capacity_bytes"):
-            if not getattr(self, name) > 0:
-                raise ProfileError(f"machine {self.name!r}: {name} must be > 0")
-        if any(not s > 0 for s in self.speeds):
-            raise ProfileError(f"machine {self.name!r}: speeds must be > 0, found {self.speeds}")
+        wrong = [
+            f"{name} = {_short(value)}, expected {form}"
+            for name, form, holds in _MACHINE_FORMS
+            if not holds(value := getattr(self, name))
+        ]
+        if wrong:
+            raise ProfileError(f"machine {self.name!r}: {'; '.join(wrong)}")
 
     def speed(self, rank: int) -> float:
         return self.speeds[rank] if self.speeds else 1.0
@@ -134,8 +173,16 @@ class Profile:
     extra: tuple[tuple[str, Any], ...] = ()  # what else the file says (pattern, sequence, ...)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ProfileError(f"a profile's name is text, found {self.name!r}")
         if not self.layers:
             raise ProfileError(f"profile {self.name!r} has no layers")
+        for what in ("ranks", "microbatches"):
+            value = getattr(self, what)
+            if value is not None and not (_is_whole(value) and value >= 1):
+                raise ProfileError(
+                    f"profile {self.name!r}: {what} = {value!r}, expected a whole number >= 1"
+                )
 
     @property
     def num_layers(self) -> int:
@@ -146,19 +193,20 @@ class Profile:
 
     def to_json(self) -> dict[str, Any]:
         machine = {
-            k: list(v) if isinstance(v, tuple) else v
+            k: list(map(_plain, v)) if isinstance(v, tuple) else _plain(v)
             for k, v in asdict(self.machine).items()
-            if v is not None and v != () and v != math.inf
+            if not (v is None or (isinstance(v, tuple) and not v) or v == math.inf)
         }
         layers = [
-            {k: v for k, v in asdict(layer).items() if v is not None} for layer in self.layers
+            {k: _plain(v) for k, v in asdict(layer).items() if v is not None}
+            for layer in self.layers
         ]
         sizes = {"ranks": self.ranks, "microbatches": self.microbatches}
         return {
             "version": VERSION,
             "name": self.name,
             **dict(self.extra),
-            **{k: v for k, v in sizes.items() if v is not None},
+            **{k: _plain(v) for k, v in sizes.items() if v is not None},
             "machine": machine,
             "layers": layers,
         }
@@ -177,29 +225,29 @@ class Profile:
         layers = tuple(_layer(x, f"{name}: layer {i}") for i, x in enumerate(data["layers"]))
         machine = _machine(data.get("machine", {}), f"{name}: machine")
         known = {"version", "name", "layers", "machine", "ranks", "microbatches"}
-        return cls(
-            name=data.get("name", name),
-            layers=layers,
-            machine=machine,
-            ranks=data.get("ranks"),
-            microbatches=data.get("microbatches"),
-            extra=tuple((k, v) for k, v in data.items() if k not in known),
-        )
+        try:
+            return cls(
+                name=data.get("name", name),
+                layers=layers,
+                machine=machine,
+                ranks=data.get("ranks"),
+                microbatches=data.get("microbatches"),
+                extra=tuple((k, v) for k, v in data.items() if k not in known),
+            )
+        except ProfileError as error:
+            raise ProfileError(f"{name}: {error}") from None
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> "Profile":
-        text = Path(path).read_text(encoding="utf-8")
-        try:
-            return cls.from_json(json.loads(text), str(path))
-        except json.JSONDecodeError as error:
-            raise FormatError(f"{path}: not JSON: {error}") from None
+        return cls.from_json(read_json(path), str(path))
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+def _plain(value: Any) -> Any:
+    """Returns NumPy's numbers as Python's, which JSON can write."""
+    return value.item() if hasattr(value, "item") else value
 
 
 _NEEDED = ("kind", "forward_s", "input_grad_s", "weight_grad_s")
@@ -230,4 +278,7 @@ def _machine(data: Any, where: str) -> Machine:
             f"{where}: unknown {unknown}; fields are {', '.join(Machine.__dataclass_fields__)}"
         )
     fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-    return Machine(**fields)
+    try:
+        return Machine(**fields)
+    except ProfileError as error:
+        raise ProfileError(f"{where}: {error}") from None

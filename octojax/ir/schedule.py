@@ -9,6 +9,7 @@ from pathlib import Path
 
 from octojax.errors import FormatError
 from octojax.ir.action import Action, Item, Overlap, parse_item
+from octojax.ir.files import read_text
 from octojax.ir.placement import Placement
 
 _IDLE = "-"  # the line of a rank without work
@@ -29,13 +30,16 @@ class Schedule:
         return "\n".join(" ".join(map(str, rank)) or _IDLE for rank in self.ranks)
 
     @classmethod
-    def parse(cls, text: str) -> "Schedule":
-        """Returns the schedule written as one line per rank, actions separated by blanks."""
+    def parse(cls, text: str, name: str = "text") -> "Schedule":
+        """Returns the schedule written as one line per rank, actions separated by blanks.
+
+        Raises `FormatError` naming the source (`name`), row and cell.
+        """
         lines = text.strip("\n").split("\n") if text.strip("\n") else []
         return cls(
             tuple(
                 tuple(
-                    _read(cell, "text", row, at)
+                    _read(cell, name, row, at)
                     for at, cell in enumerate(line.split())
                     if cell != _IDLE
                 )
@@ -55,7 +59,10 @@ class Schedule:
 
         Raises `FormatError` naming file (`name`), row and cell.
         """
-        rows = list(csv.reader(io.StringIO(text)))
+        try:
+            rows = list(csv.reader(io.StringIO(text), strict=True))
+        except csv.Error as error:
+            raise FormatError(f"{name}: not a CSV table: {error}") from None
         if not rows:
             raise FormatError(f"{name}: empty table; expected one row of actions per rank")
         return cls(
@@ -68,7 +75,7 @@ class Schedule:
     @classmethod
     def load(cls, path: str | Path) -> "Schedule":
         """Returns the schedule in the CSV file at `path`."""
-        return cls.from_csv(Path(path).read_text(encoding="utf-8"), str(path))
+        return cls.from_csv(read_text(path), str(path))
 
     def save(self, path: str | Path) -> None:
         Path(path).write_text(self.to_csv(), encoding="utf-8")

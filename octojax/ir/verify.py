@@ -21,6 +21,7 @@ from octojax.ir.progress import Stuck, stuck_ranks
 from octojax.ir.schedule import Schedule
 
 _MOST = 12  # offenders listed in full
+_NAMED = 4  # places named of one action that is doubled
 _ENOUGH = 1000  # offenders looked for: a mistyped 0F99999999 lacks a hundred million actions
 
 
@@ -105,7 +106,9 @@ def _counted(schedule: Schedule, stages: int, microbatches: int) -> Iterator[Fau
         seen[action].append((rank, position))
     for action, places in seen.items():
         if len(places) > 1 and action.kind.computes:
-            at = ", ".join(f"{p} of rank {r}" for r, p in places)
+            at = ", ".join(f"{p} of rank {r}" for r, p in places[:_NAMED])
+            if len(places) > _NAMED:
+                at += f" and {len(places) - _NAMED} more"
             for place in places[1:]:
                 yield Fault(f"{action} is doubled: it stands at position {at}", place)
         outside = []
@@ -317,10 +320,11 @@ _ADVICE_RENDEZVOUS = (
 
 def _refuse(schedule: Schedule, faults: list[Fault], advice: str, summary: str = "") -> None:
     faults = sorted(faults, key=lambda fault: fault.place is None)  # those that can be marked
-    lines = [fault.text for fault in faults[:_MOST]]
-    if len(faults) > _MOST:
+    texts = list(dict.fromkeys(fault.text for fault in faults))
+    lines = texts[:_MOST]
+    if len(texts) > _MOST:
         over = "over " if len(faults) >= _ENOUGH else ""
-        lines.append(f"... and {over}{len(faults) - _MOST} more")
+        lines.append(f"... and {over}{len(texts) - _MOST} more")
     places = [fault.place for fault in faults if fault.place is not None]
     raise ScheduleError(
         "\n".join([*([summary] if summary else []), *lines, mark(schedule, places), advice])

@@ -3,11 +3,14 @@
 import csv
 import io
 import json
+import math
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from octojax.errors import FormatError
 from octojax.ir import ActionSpan, Overlap, RankSummary, Timeline, TransferSpan, parse_item
+from octojax.ir.files import read_json
 from octojax.report.panel import LIGHT, Panel
 
 VERSION = 1
@@ -42,18 +45,61 @@ def from_json(data: Any, name: str = "timeline") -> Timeline:
             f"{name}: timeline version {data.get('version')!r}, this octojax reads {VERSION}"
         )
     try:
-        return Timeline(
-            makespan_s=float(data["makespan_s"]),
+        timeline = Timeline(
+            makespan_s=_seconds(data["makespan_s"]),
             actions=tuple(
-                ActionSpan(x["rank"], parse_item(x["action"]), x["start_s"], x["end_s"])
+                ActionSpan(
+                    x["rank"], parse_item(x["action"]), _seconds(x["start_s"]), _seconds(x["end_s"])
+                )
                 for x in data["actions"]
             ),
             transfers=tuple(TransferSpan(**x) for x in data.get("transfer_spans", ())),
             ranks=tuple(RankSummary(**x) for x in data["ranks"]),
-            memory=tuple(tuple((t, b) for t, b in rank) for rank in data.get("memory", ())),
+            memory=tuple(
+                tuple((_seconds(t), _seconds(b)) for t, b in rank)
+                for rank in data.get("memory", ())
+            ),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{name}: broken timeline: {type(error).__name__} {error}") from None
+        _check(timeline)
+    except KeyError as error:
+        raise FormatError(f"{name}: broken timeline: something lacks its {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FormatError(f"{name}: broken timeline: {error}") from None
+    return timeline
+
+
+def _seconds(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise ValueError(f"expected a finite number >= 0, found {value!r}")
+    return value
+
+
+def _check(timeline: Timeline) -> None:
+    """Raises `ValueError` if a span lies on no rank, ends before it starts, or is no work."""
+    ranks = len(timeline.ranks)
+    for account in timeline.ranks:
+        for value in astuple(account):
+            _seconds(value)
+    for span in timeline.actions:
+        where = f"{span.item} on rank {span.rank!r}"
+        _expect_ranks(where, ranks, span.rank)
+        if span.end_s < span.start_s:
+            raise ValueError(f"{where} ends at {span.end_s} s, before its start, {span.start_s} s")
+        if span.end_s > timeline.makespan_s * (1 + 1e-6):
+            raise ValueError(f"{where} ends after the makespan, {timeline.makespan_s} s")
+        if not isinstance(span.item, Overlap) and not span.item.kind.computes:
+            raise ValueError(f"{where}: transfers belong into transfer_spans")
+    for moved in timeline.transfers:
+        where = f"transfer {moved.name} from rank {moved.source!r} to rank {moved.target!r}"
+        _expect_ranks(where, ranks, moved.source, moved.target)
+        times = (moved.start_s, moved.end_s, moved.nbytes, moved.overlap_s, moved.sender_overlap_s)
+        for value in (moved.stage, moved.microbatch, *times):
+            _seconds(value)
+
+
+def _expect_ranks(where: str, ranks: int, *named: int) -> None:
+    if not all(type(rank) is int and 0 <= rank < ranks for rank in named):
+        raise ValueError(f"{where}: there are {ranks} ranks (0 to {ranks - 1})")
 
 
 def is_timeline(data: Any) -> bool:
@@ -63,10 +109,7 @@ def is_timeline(data: Any) -> bool:
 
 def load_timeline(path: str | Path) -> Timeline:
     """Returns the timeline in a JSON file."""
-    try:
-        return from_json(json.loads(Path(path).read_text(encoding="utf-8")), str(path))
-    except json.JSONDecodeError as error:
-        raise FormatError(f"{path}: not JSON: {error}") from None
+    return from_json(read_json(path), str(path))
 
 
 def save_timeline(timeline: Timeline, path: str | Path) -> None:

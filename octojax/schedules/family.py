@@ -9,6 +9,8 @@ from octojax.ir.placement import Placement
 from octojax.ir.schedule import Schedule
 
 PlacementKind = Literal["sequential", "loop", "wave", "bidirectional", "given"]
+MOST_CELLS = 10_000_000
+"""Forward actions of the largest table: a mistyped number shall not fill the memory."""
 SEARCH_SPAN = 4096
 """How far from the microbatch count asked for a valid one is looked for."""
 
@@ -87,6 +89,12 @@ class Family:
         _positive(self.name, ranks=ranks, microbatches=microbatches)
         chunks = self._check_chunks(chunks)
         values = self._read_options(options)
+        cells = self.stages(ranks, chunks) * microbatches
+        if cells > MOST_CELLS:
+            raise ValueError(
+                f"{self.name}: {self.stages(ranks, chunks)} stages x {microbatches} microbatches "
+                f"are {cells} forward actions, more than the {MOST_CELLS} that a table may have"
+            )
         if not self.allows_ranks(ranks):
             near = _nearest(ranks, self.allows_ranks)
             raise ValueError(

@@ -156,12 +156,12 @@ class LayerCosts:
         self, sizes: tuple[int, ...] | list[int], recompute: tuple[bool, ...] = ()
     ) -> StageCosts:
         """Returns the costs of stages of `sizes[s]` consecutive layers each."""
-        ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
-        if ends[-1] != self.num_layers:
+        if sum(sizes) != self.num_layers:
             raise PlanError(
-                f"the partition [{' '.join(map(str, sizes))}] has {ends[-1]} layers, "
+                f"the partition [{' '.join(map(str, sizes))}] has {sum(sizes)} layers, "
                 f"the profile {self.num_layers}"
             )
+        ends = np.cumsum(np.asarray(sizes, dtype=np.int64))
         starts = ends - np.asarray(sizes)
         summed = np.add.reduceat(self._summed_bytes, starts, axis=0)
         output = self._output[ends - 1].copy()
@@ -176,7 +176,9 @@ class LayerCosts:
         flags = np.zeros(len(ends), dtype=np.bool_)
         if recompute:
             flags[:] = recompute
-        return StageCosts(np.add.reduceat(self._seconds, starts, axis=0), nbytes, flags)
+        with np.errstate(over="ignore"):  # an infinite sum is refused by name
+            seconds = np.add.reduceat(self._seconds, starts, axis=0)
+        return StageCosts(seconds, nbytes, flags)
 
 
 def uniform_partition(num_layers: int, num_stages: int) -> Partition:

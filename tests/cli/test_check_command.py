@@ -89,6 +89,8 @@ def test_memory_of_a_plan(octopipe, tmp_path):
     [
         ("0F0,zero\n", "row 0 (rank 0), cell 1: cannot read 'zero' as an action"),
         ("", "empty table"),
+        ("\n\n", "the table has 2 rows and no action"),
+        ("0UNSHARD\n", "the table has 1 rows and no action"),
         ("\xff", "cannot read"),
     ],
 )
@@ -120,6 +122,14 @@ def test_bad_options(octopipe):
         code, out, err = octopipe(*arguments)
         assert (code, out) == (2, "")
         assert err
+
+
+def test_a_message_stays_short_where_a_cell_is_repeated(octopipe, tmp_path):
+    (tmp_path / "t.csv").write_text(",".join(["0F0"] * 2000))
+    code, out, _ = octopipe(str(tmp_path / "t.csv"))
+    assert code == 1
+    assert "position 0 of rank 0, 1 of rank 0, 2 of rank 0, 3 of rank 0 and 1996 more" in out
+    assert out.count("doubled") == 1
 
 
 def test_a_mistyped_number_is_no_endless_search(octopipe, tmp_path):

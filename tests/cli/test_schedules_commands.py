@@ -71,6 +71,9 @@ def test_schedule_takes_chunks_options_and_a_file(capsys, tmp_path):
         ("1f1b --ranks 4 --microbatches 8 --option memory", "expected key=value"),
         ("1f1b --ranks 4 --microbatches 8 --option memory=3", "has no option 'memory'"),
         ("1f1b --ranks 4", "--microbatches"),
+        ("1f1b --ranks 99999999999 --microbatches 1", "are 99999999999 forward actions, more"),
+        ("1f1b --ranks 4 --microbatches 8 -o nowhere/t.csv", "there is no folder nowhere"),
+        ("1f1b --ranks 4 --microbatches 8 -o /", "it is a folder"),
         ("1f1b --ranks 0 --microbatches 8", "--ranks"),
     ],
 )

@@ -74,6 +74,12 @@ def test_a_measured_timeline_stands_under_the_simulated_one(files, capsys):
         (["table.csv", "--measured", "plan.json"], "not a timeline"),
         (["table.csv", "--svg", "x", "--html", "x"], "two of the files to write"),
         (["broken.json"], "not JSON"),
+        (["table.csv", "--measured", "none.json"], "none.json does not exist"),
+        (["table.csv", "--measured", "."], ". is a folder"),
+        (["table.csv", "--bound", "nan"], "--bound nan: expected a number of seconds > 0"),
+        (["table.csv", "--bound", "-1"], "--bound -1.0: expected a number of seconds > 0"),
+        (["table.csv", "--html", "nowhere/x.html"], "there is no folder nowhere; make it first"),
+        (["table.csv", "--svg", "."], "cannot write .: it is a folder"),
     ],
 )
 def test_mistakes_are_named(files, capsys, monkeypatch, arguments, message):

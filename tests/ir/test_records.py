@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -156,6 +157,8 @@ def test_profile_keeps_what_it_does_not_know(tmp_path):
         ("3UNSHARD2", "UNSHARD takes no microbatch"),
         ("3X2", "expected <stage><kind><microbatch>"),
         ("-1F2", "cannot read"),
+        ("\u0663F\u0662", "cannot read"),  # digits, but not ours
+        ("0F" + "9" * 5000, "cannot read"),
     ],
 )
 def test_bad_actions(text, message):
@@ -173,6 +176,9 @@ def test_bad_csv_names_file_row_and_cell():
         Schedule.from_csv("0F0,0B0\n1F0,1B0,1Q0\n", "t.csv")
     with pytest.raises(FormatError, match=r"t\.csv: empty table"):
         Schedule.from_csv("", "t.csv")
+    for text in ('"0F0","0B0\n', "0F0\r0B0", "0" * 200_000):
+        with pytest.raises(FormatError, match=r"t\.csv: not a CSV table: "):
+            Schedule.from_csv(text, "t.csv")
 
 
 GOOD = {"version": 1, "partition": [1], "placement": [[0]], "schedule": ["0F0 0B0"], "ranks": 1}
@@ -189,8 +195,10 @@ GOOD = {"version": 1, "partition": [1], "placement": [[0]], "schedule": ["0F0 0B
         ({"schedule": [1]}, "'schedule' must be"),
         ({"recompute": [1]}, "'recompute' must be"),
         ({"ranks": "2"}, "'ranks' must be a whole number"),
+        ({"ranks": 0}, "'ranks' must be a whole number >= 1"),
+        ({"recomputes": [True]}, "unknown 'recomputes'; fields of a plan are version, name"),
         ({"name": 3}, "'name' must be text"),
-        ({"schedule": ["0F0 zero"]}, r"row 0 \(rank 0\), cell 1"),
+        ({"schedule": ["0F0 zero"]}, r"p\.json: schedule: row 0 \(rank 0\), cell 1"),
     ],
 )
 def test_bad_plan_files(change, message):
@@ -210,6 +218,10 @@ def test_plans_that_do_not_fit_together():
         Plan.from_json(GOOD | {"recompute": [True, False]})
     with pytest.raises(PlanError, match="leaves stage"):
         Plan.from_json(GOOD | {"partition": [0]})
+    with pytest.raises(PlanError, match="stage 0 is placed on no rank"):
+        Plan.from_json(GOOD | {"placement": [[]]})
+    blank = GOOD | {"ranks": 2, "schedule": ["0F0 0B0", " "]}
+    assert Plan.from_json(blank).schedule.ranks[1] == ()
     for broken in ([], {"version": 1}):
         with pytest.raises(FormatError):
             Plan.from_json(broken)
@@ -236,9 +248,27 @@ LAYER = {"kind": "a", "forward_s": 1, "input_grad_s": 1, "weight_grad_s": 1}
         ({"layers": [LAYER], "machine": 3}, FormatError, "machine: expected an object"),
         ({"layers": [LAYER], "machine": {"x": 1}}, FormatError, r"machine: unknown \['x'\]"),
         ({"layers": [LAYER], "machine": {"latency_s": "1"}}, ProfileError, "latency_s = '1'"),
-        ({"layers": [LAYER], "machine": {"latency_s": -1}}, ProfileError, "latency_s = -1, < 0"),
-        ({"layers": [LAYER], "machine": {"speeds": [0]}}, ProfileError, "speeds must be > 0"),
-        ({"layers": [LAYER], "machine": {"speeds": 1}}, ProfileError, "is not a number per rank"),
+        (
+            {"layers": [LAYER], "machine": {"latency_s": -1}},
+            ProfileError,
+            "latency_s = -1, expected",
+        ),
+        ({"layers": [LAYER], "machine": {"speeds": [0]}}, ProfileError, r"speeds = \(0,\)"),
+        ({"layers": [LAYER], "machine": {"speeds": 1}}, ProfileError, "speeds = 1, expected"),
+        ({"layers": [LAYER], "machine": {"speeds": [math.inf]}}, ProfileError, r"speeds = \(inf"),
+        ({"layers": [LAYER], "machine": {"latency_s": None}}, ProfileError, "latency_s = None"),
+        ({"layers": [LAYER], "machine": {"latency_s": math.inf}}, ProfileError, "latency_s = inf"),
+        ({"layers": [LAYER], "machine": {"host_cost_s": math.nan}}, ProfileError, "host_cost_s"),
+        ({"layers": [LAYER], "machine": {"capacities_bytes": [-1]}}, ProfileError, r"\(-1,\)"),
+        ({"layers": [LAYER], "machine": {"ranks_per_node": 1.5}}, ProfileError, "a whole number"),
+        ({"layers": [LAYER], "machine": {"name": 5}}, ProfileError, "name = 5, expected text"),
+        ({"layers": [LAYER | {"forward_s": 10**400}]}, ProfileError, "forward_s = 1000"),
+        ({"layers": [LAYER | {"forward_s": None}]}, ProfileError, "forward_s = None"),
+        ({"layers": [LAYER | {"kind": 3}]}, ProfileError, "layer 0: a layer's kind is text"),
+        ({"layers": [LAYER], "name": 5}, ProfileError, "profile: a profile's name is text"),
+        ({"layers": [LAYER], "ranks": "4"}, ProfileError, "ranks = '4', expected a whole"),
+        ({"layers": [LAYER], "ranks": 0}, ProfileError, "ranks = 0, expected a whole number >= 1"),
+        ({"layers": [LAYER], "microbatches": 1.5}, ProfileError, "microbatches = 1.5"),
         ({"layers": [LAYER], "version": 2}, FormatError, "profile version 2"),
     ],
 )
@@ -248,7 +278,29 @@ def test_bad_profiles(data, error, message):
 
 
 def test_files_that_are_not_json(tmp_path):
-    (tmp_path / "x.json").write_text("{")
-    for record in (Plan, Profile):
-        with pytest.raises(FormatError, match=r"x\.json: not JSON"):
+    for text in ("", "{", "[" * 100_000, "1" * 5000):
+        (tmp_path / "x.json").write_text(text)
+        for record in (Plan, Profile):
+            with pytest.raises(FormatError, match=r"x\.json: not JSON"):
+                record.load(tmp_path / "x.json")
+    (tmp_path / "x.json").write_bytes(b"\xff\x00")
+    for record in (Plan, Profile, Schedule):
+        with pytest.raises(FormatError, match=r"x\.json is not UTF-8 text"):
             record.load(tmp_path / "x.json")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
+    """Spreadsheets write one."""
+    mark = b"\xef\xbb\xbf"
+    (tmp_path / "t.csv").write_bytes(mark + b"0F0,0B0\r\n1F0,1B0\r\n")
+    assert Schedule.load(tmp_path / "t.csv") == Schedule.parse("0F0 0B0\n1F0 1B0")
+    (tmp_path / "p.json").write_bytes(mark + json.dumps(GOOD).encode())
+    assert Plan.load(tmp_path / "p.json") == Plan.from_json(GOOD)
+
+
+def test_numbers_of_numpy_are_written_as_json(tmp_path):
+    layer = LayerCost("a", np.float32(0.5), np.float64(1), 1, np.int64(3))
+    machine = Machine(capacity_bytes=np.int64(9), speeds=(np.float32(2),))
+    profile = Profile("x", (layer,), machine, ranks=np.int32(1))
+    profile.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == profile

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -84,14 +85,52 @@ def test_json_reads_back_exactly(timeline, tmp_path):
     assert load_timeline(tmp_path / "t.json") == timeline
 
 
+SPAN = {"rank": 0, "action": "0F0", "start_s": 0, "end_s": 1}
+SENT = {
+    "source": 0,
+    "target": 1,
+    "stage": 0,
+    "kind": "F",
+    "microbatch": 0,
+    "start_s": 0,
+    "end_s": 1,
+}
+BROKEN = (
+    ({"makespan_s": "x"}, "expected a finite number >= 0, found 'x'"),
+    ({"makespan_s": math.nan}, "expected a finite number >= 0, found nan"),
+    ({"makespan_s": 0}, "0F0 on rank 0 ends after the makespan, 0 s"),
+    ({"actions": 5}, "'int' object is not iterable"),
+    ({"actions": [{**SPAN, "rank": 9}]}, r"0F0 on rank 9: there are 2 ranks \(0 to 1\)"),
+    ({"actions": [{**SPAN, "rank": "x"}]}, "0F0 on rank 'x': there are 2 ranks"),
+    ({"actions": [{**SPAN, "start_s": "x"}]}, "expected a finite number >= 0, found 'x'"),
+    ({"actions": [{**SPAN, "start_s": 2}]}, "0F0 on rank 0 ends at 1 s, before its start, 2 s"),
+    (
+        {"actions": [{**SPAN, "action": "0SEND_F0"}]},
+        "0SEND_F0 .* transfers belong",
+    ),
+    ({"ranks": {}}, "0F0 on rank 0: there are 0 ranks"),
+    ({"ranks": [{"x": 1}]}, ".*unexpected keyword argument 'x'"),
+    (
+        {"transfer_spans": [{**SENT, "target": 9}]},
+        ".* to rank 9: there are 2 ranks",
+    ),
+    ({"transfer_spans": [{**SENT, "stage": "x"}]}, "expected a finite number >= 0, found 'x'"),
+    ({"memory": [[1, 2]]}, "cannot unpack"),
+    ({"memory": [[["x", 2]]]}, "expected a finite number >= 0, found 'x'"),
+)
+
+
 def test_json_errors_name_file_and_field(timeline, tmp_path):
     with pytest.raises(FormatError, match=r"x\.json: not a timeline: expected .*makespan_s"):
         from_json({"layers": []}, "x.json")
     data = to_json(timeline)
     with pytest.raises(FormatError, match="timeline version 9, this octojax reads 1"):
         from_json({**data, "version": 9})
-    with pytest.raises(FormatError, match="broken timeline: KeyError 'rank'"):
+    with pytest.raises(FormatError, match="broken timeline: something lacks its 'rank'"):
         from_json({**data, "actions": [{"action": "0F0"}]})
+    for change, message in BROKEN:
+        with pytest.raises(FormatError, match=r"x\.json: broken timeline: " + message):
+            from_json({**data, **change}, "x.json")
     (tmp_path / "t.json").write_text("{")
     with pytest.raises(FormatError, match=r"t\.json: not JSON"):
         load_timeline(tmp_path / "t.json")

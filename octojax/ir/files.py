@@ -1,0 +1,31 @@
+"""Reading text and JSON files, with errors that name the file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from octojax.errors import FormatError
+
+
+def read_text(path: str | Path) -> str:
+    """Returns the text of a UTF-8 file, without the byte order mark that spreadsheets write.
+
+    Raises `FormatError` for bytes that are no text, `OSError` for what cannot be opened.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise FormatError(
+            f"{path} is not UTF-8 text; expected a CSV table or a JSON file"
+        ) from None
+
+
+def read_json(path: str | Path) -> Any:
+    """Returns what a JSON file holds. Raises `FormatError` for anything else."""
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise FormatError(f"{path}: not JSON that we can read: nested too deeply") from None
+    except ValueError as error:  # broken JSON, or a number of thousands of digits
+        raise FormatError(f"{path}: not JSON: {error}") from None
