@@ -237,7 +237,12 @@ def test_a_plan_for_another_model():
 
 
 def test_a_placement_that_the_schedule_does_not_have():
-    refuse(PlanError, r"stages on ranks \[0 1\], asked for was \[1 0\]", placement=(1, 0))
+    refuse(
+        PlanError,
+        r"stages on ranks \[0 1\], asked for was \[1 0\]",
+        placement=(1, 0),
+        schedule=generate("1f1b", 2, 2),
+    )
 
 
 def test_a_loss_that_is_no_scalar():

@@ -1,7 +1,8 @@
 """The options of a pipeline, and the decorator that records them on a model's class."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,9 @@ class Options:
     `schedule` is a name (`octopipe schedules` lists them), a table, the path of a CSV table, or
     "auto": the plan is tuned for `tune_seconds` on `profile`, by default measured here.
     `schedule_options` are those of a named schedule. `partition` is "balanced" (by operations),
-    "uniform" (by count), or layers per stage. `transport` is "auto", "device_put" or "ppermute".
+    "uniform" (by count), or layers per stage. `placement` is the rank of every stage, such as
+    `(0, 1, 1, 0, 2, 3, 3, 2)`: a named schedule is laid out for it. `transport` is "auto",
+    "device_put" or "ppermute".
     `recompute` says for every stage, or for all, whether its forward is run again instead of
     stored. `timeout_s` bounds how long a rank waits for a value from another.
     `compiler_options` go to XLA for every stage program, as those of `jax.jit` do.
@@ -43,6 +46,19 @@ class Options:
     seed: int = 0
     progress: bool = True
 
+    def __post_init__(self) -> None:
+        wrong = [
+            f"{name}={value!r}, expected {expected}"
+            for name, fits, expected in _FORMS
+            if (value := getattr(self, name)) is not None and not fits(value)
+        ]
+        if wrong:
+            raise TypeError(f"pipeline option(s) of the wrong form: {'; '.join(wrong)}")
+        if self.microbatches is not None and self.microbatches < 1:
+            raise ValueError(f"microbatches = {self.microbatches}, expected a number >= 1")
+        if not self.timeout_s > 0:
+            raise ValueError(f"timeout_s = {self.timeout_s}, expected seconds > 0")
+
     def updated(self, **given: Any) -> "Options":
         """Returns the options with those that are given (not None) in their place."""
         known = {f.name for f in fields(self)}
@@ -53,6 +69,39 @@ class Options:
                 f"known are {', '.join(sorted(known))}"
             )
         return replace(self, **{k: v for k, v in given.items() if v is not None})
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _all_whole(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(map(_whole, value))
+
+
+_FORMS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("microbatches", _whole, "a whole number"),
+    ("chunks", _whole, "a whole number"),
+    (
+        "schedule",
+        lambda x: isinstance(x, (str, Path, Schedule)),
+        "a name, a table (octopipe.Schedule) or the path of a CSV table",
+    ),
+    ("plan", lambda x: isinstance(x, Plan), "an octopipe.Plan (Plan.load reads a file)"),
+    (
+        "partition",
+        lambda x: isinstance(x, (str, Partition)) or _all_whole(x),
+        "'balanced', 'uniform' or layers per stage such as (2, 3)",
+    ),
+    (
+        "recompute",
+        lambda x: isinstance(x, bool) or (isinstance(x, Sequence) and not isinstance(x, str)),
+        "True, False or one of them per stage",
+    ),
+    ("timeout_s", lambda x: isinstance(x, Real), "a number of seconds"),
+    ("schedule_options", lambda x: isinstance(x, Mapping), "a dictionary"),
+)
+"""What each option must look like, and how to say so."""
 
 
 def pipeline(**options: Any) -> Callable[[Class], Class]:

@@ -14,7 +14,13 @@ from jax.extend.core import jaxpr_as_fun
 
 from octojax import compat
 from octojax.api.options import Options
-from octojax.api.planning import choose_schedule, given_schedule, make_plan
+from octojax.api.planning import (
+    choose_schedule,
+    given_schedule,
+    make_plan,
+    ranks_wanted,
+    refuse_with_auto,
+)
 from octojax.api.tuning import tuned_plan
 from octojax.errors import PlanError
 from octojax.executor.engine import Engine, Model, Results
@@ -77,7 +83,7 @@ class PipelinedLoss:
     def __init__(self, pure: PureLoss, batch: Any, options: Options, mesh: Any = None) -> None:
         self.pure, self.options = pure, options
         table = given_schedule(options)
-        ranks = table.num_ranks if table is not None and mesh is None else None
+        ranks = ranks_wanted(options) if mesh is None else None
         self.mesh: PipelineMesh = pipeline_mesh(mesh, options.axis, ranks)
         count = options.microbatches or (table.num_microbatches if table is not None else 1)
         paths, self.batch_tree = jax.tree_util.tree_flatten_with_path(batch)
@@ -88,6 +94,7 @@ class PipelinedLoss:
             self.mesh.data_size,
         )
         if options.schedule == "auto" and options.plan is None:
+            refuse_with_auto(options)
             plan = tuned_plan(pure, self.batch, self.batch_tree, self.mesh, options)
             self.options = options = replace(options, plan=plan)
         self.schedule: Schedule = choose_schedule(options, self.mesh.num_ranks, count)
@@ -303,6 +310,7 @@ class PipelinedLoss:
     ) -> tuple[Results, Any, Any]:
         """Returns what an engine made of a batch, with loss and aux taken out of it."""
         leaves = self.batch_leaves(batch)
+        _check_alive(held)
         flat = [*held.units, *chain.from_iterable(held.copies)]
         params = [[flat[i] for i in where] for where in runner.sources]
         states = [held.carried] * len(runner.sources)
@@ -426,6 +434,15 @@ class PipelinedLoss:
             where = ordered[0].sharding
             found[at] = jnp.stack([jax.device_put(x, where) for x in ordered])
         return found
+
+
+def _check_alive(held: Held) -> None:
+    """Raises `ValueError` for a state whose buffers a step has taken over."""
+    if any(unit is not None and unit.is_deleted() for unit in held.units):
+        raise ValueError(
+            "this training state was given to an earlier step, which took over its buffers. Go "
+            "on with the state that the step returned: state, metrics = step(state, batch)"
+        )
 
 
 def _fresh(value: Any, where: jax.sharding.Sharding) -> jax.Array:

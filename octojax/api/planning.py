@@ -1,5 +1,6 @@
 """From options to a checked plan: schedule table, partition, placement, recompute."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,28 +9,45 @@ from octojax.errors import MeshError, PlanError
 from octojax.ir import LayerGraph, Partition, Placement, Plan, Schedule
 from octojax.ir.verify import verify
 from octojax.schedules import generate
+from octojax.schedules.options import ranks_of_stages
 
 
 def choose_schedule(options: Options, num_ranks: int | None, microbatches: int) -> Schedule:
     """Returns the table that the options ask for, checked to be complete and free of deadlock.
 
-    `num_ranks` None: the table may decide. Raises `ScheduleError` for a broken table,
-    `ValueError` for sizes that a named schedule does not allow.
+    `num_ranks` None: the table may decide. Warns of ranks that hold no stage. Raises
+    `ScheduleError` for a broken table, `ValueError` for sizes that a named schedule does not
+    allow, `PlanError` for a placement that contradicts the table.
     """
     table = given_schedule(options)
     if table is None:
+        chosen = dict(options.schedule_options)
+        if options.placement is not None:
+            chosen["placement"] = given_placement(options, num_ranks)
         schedule = generate(
-            str(options.schedule),
-            num_ranks or 1,
-            microbatches,
-            options.chunks,
-            **options.schedule_options,
+            str(options.schedule), num_ranks or 1, microbatches, options.chunks, **chosen
         )
     else:
         schedule = table
         _check_sizes(schedule, num_ranks, microbatches)
+        _check_placement(given_placement(options, schedule.num_ranks), schedule)
     verify(schedule, microbatches)
+    if empty := schedule.placement.empty_ranks:
+        warnings.warn(
+            f"placement [{schedule.placement}] leaves rank {', '.join(map(str, empty))} of "
+            f"{schedule.num_ranks} without a stage: its devices idle. Place a stage there, or "
+            f"use a mesh of {schedule.num_ranks - len(empty)} ranks",
+            stacklevel=4,  # the caller of compile or value_and_grad
+        )
     return schedule
+
+
+def given_placement(options: Options, num_ranks: int | None = None) -> Placement | None:
+    """Returns the placement in the options, over at least `num_ranks` ranks; None without one."""
+    if options.placement is None:
+        return None
+    found = ranks_of_stages(options.placement)
+    return Placement(found.stages, max(num_ranks or 0, found.num_ranks))
 
 
 def given_schedule(options: Options) -> Schedule | None:
@@ -41,6 +59,26 @@ def given_schedule(options: Options) -> Schedule | None:
     if isinstance(options.schedule, Path) or options.schedule.endswith(".csv"):
         return Schedule.load(options.schedule)
     return None
+
+
+def ranks_wanted(options: Options) -> int | None:
+    """Returns how many ranks a table or placement in the options has; None without either."""
+    table = given_schedule(options)
+    if table is not None:
+        return table.num_ranks
+    placement = given_placement(options)
+    return placement.num_ranks if placement is not None else None
+
+
+def refuse_with_auto(options: Options) -> None:
+    """Raises `PlanError` if what the tuner decides was given as well."""
+    decided = ("partition", "placement", "chunks", "recompute", "schedule_options")
+    given = [f"{name}={value!r}" for name in decided if (value := getattr(options, name))]
+    if given:
+        raise PlanError(
+            f"schedule='auto' searches partition, placement and schedule together, but "
+            f"{', '.join(given)} was given too. Leave it out, or name a schedule"
+        )
 
 
 def _check_sizes(schedule: Schedule, num_ranks: int | None, microbatches: int) -> None:
@@ -61,6 +99,7 @@ def _check_sizes(schedule: Schedule, num_ranks: int | None, microbatches: int) -
 def make_plan(options: Options, schedule: Schedule, graph: LayerGraph) -> Plan:
     """Returns the plan for the layers found in the model. Raises `PlanError` if none fits."""
     if options.plan is not None:
+        _check_partition(options.partition, options.plan.partition)
         found = options.plan.partition.num_layers
         if found != graph.num_layers:
             raise PlanError(
@@ -78,7 +117,6 @@ def make_plan(options: Options, schedule: Schedule, graph: LayerGraph) -> Plan:
             f"model has {graph.num_layers} layers. Give {stages} sizes that add up to "
             f"{graph.num_layers}"
         )
-    _check_placement(options.placement, schedule)
     return Plan(partition, schedule.placement, schedule, _recompute(options.recompute, stages))
 
 
@@ -100,6 +138,8 @@ def _partition(
     if wanted == "uniform":
         each, more = divmod(graph.num_layers, stages)
         return Partition(tuple(each + (s < more) for s in range(stages)))
+    if isinstance(wanted, str) and wanted.replace(" ", "").isdigit():
+        return Partition.parse(wanted)
     raise PlanError(
         f"unknown partition {wanted!r}; give 'balanced', 'uniform', or layers per stage"
     )
@@ -136,17 +176,23 @@ def balanced(costs: Sequence[float], stages: int) -> Partition:
     return Partition(best[-1][2])
 
 
-def _check_placement(wanted: Placement | str | Sequence[int] | None, schedule: Schedule) -> None:
-    if wanted is None:
-        return
-    if isinstance(wanted, str):
-        wanted = Placement.parse(wanted, schedule.num_ranks)
-    elif not isinstance(wanted, Placement):
-        wanted = Placement.of(tuple(wanted), schedule.num_ranks)
-    if wanted != schedule.placement:
+def _check_placement(wanted: Placement | None, schedule: Schedule) -> None:
+    if wanted is not None and wanted != schedule.placement:
         raise PlanError(
             f"the schedule holds its stages on ranks [{schedule.placement}], asked for was "
-            f"[{wanted}]. Give a schedule table or plan made for that placement"
+            f"[{wanted}]. Give a schedule table or plan made for that placement, or name a "
+            f"schedule, such as schedule='1f1b', to have an order made for it"
+        )
+
+
+def _check_partition(wanted: str | Partition | Sequence[int] | None, planned: Partition) -> None:
+    if wanted is None:
+        return
+    sizes = wanted if isinstance(wanted, (str, Partition)) else Partition(tuple(wanted))
+    if sizes != planned:
+        raise PlanError(
+            f"the plan has the partition [{planned}], asked for was [{sizes}]. Leave partition "
+            f"out, or pass the plan's schedule= alone with it"
         )
 
 

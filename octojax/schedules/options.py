@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from octojax.errors import PlanError
 from octojax.ir.placement import Placement
 
 
@@ -85,7 +86,14 @@ def ranks_of_stages(value: Any) -> Placement:
         return value
     if isinstance(value, str):
         return Placement.parse(value.replace(",", " "))
-    return Placement.of([int(rank) for rank in value])
+    try:
+        return Placement.of([int(rank) for rank in value])
+    except (TypeError, ValueError) as error:
+        if isinstance(error, PlanError):
+            raise
+        raise ValueError(
+            f"cannot read {value!r} as a placement: expected a rank per stage, such as (0, 1, 1, 0)"
+        ) from None
 
 
 def per_stage(costs: tuple[float, ...], stages: int, what: str) -> tuple[float, ...]:

@@ -10,6 +10,8 @@ from typing import Any
 import octojax.schedules
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family, suggestion
+from octojax.schedules.options import ranks_of_stages
+from octojax.schedules.placed import on_placement
 
 ORDER = (
     "gpipe",
@@ -63,7 +65,13 @@ def generate(
     """Returns the table of the named schedule for p ranks, m microbatches, v chunks per rank.
 
     `chunks` defaults to the family's own; `options` are those of `family(name).options`, as
-    Python values or as text. Raises `ValueError` on an unknown name or option (suggesting the
-    nearest), and on sizes that the schedule's rule forbids (naming the nearest valid ones).
+    Python values or as text. `placement` (a `Placement`, ranks of stages, or text `0 1 1 0`) is
+    an option of every schedule: on one that is not its own, see `octojax.schedules.placed`.
+    Raises `ValueError` on an unknown name or option (suggesting the nearest), and on sizes that
+    the schedule's rule forbids (naming the nearest valid ones).
     """
-    return family(name).generate(ranks, microbatches, chunks, **options)
+    found = family(name)
+    if options.get("placement") is None or "placement" in found.defaults:
+        return found.generate(ranks, microbatches, chunks, **options)
+    placement = ranks_of_stages(options.pop("placement"))
+    return on_placement(found, placement, ranks, microbatches, chunks, **options)
