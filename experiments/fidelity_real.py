@@ -3,8 +3,10 @@
 python experiments/fidelity_real.py
 
 Each process times the layers of the hybrid model (`hybrid.py`) while the other does, and the
-link is measured between them. The simulator predicts 1F1B, interleaved, zb-h1 and the tuned plan
-from that profile; then all of them train in turns, recorded and unrecorded.
+link is measured between them. On that profile plans are chosen: 1F1B, interleaved, zb-h1 and the
+tuned one. Then all of them train in turns, recorded and unrecorded, and in every round the layers
+are timed once more, so that a busy machine slows all alike; the simulator predicts the steps from
+the medians of those times.
 """
 
 import argparse
@@ -13,12 +15,14 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fidelity_common import in_processes, plans, row, table
 
 import octojax as octopipe
+from octojax.ir import Profile
 
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -35,6 +39,18 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def middle(profiles: Sequence[Profile]) -> Profile:
+    """Returns the profile with the median of every time and speed."""
+    names = ("forward_s", "input_grad_s", "weight_grad_s", "backward_s")
+    layers = tuple(
+        replace(same[0], **{n: statistics.median(getattr(x, n) for x in same) for n in names})
+        for same in zip(*(p.layers for p in profiles), strict=True)
+    )
+    speeds = zip(*(p.machine.speeds for p in profiles), strict=True)
+    machine = replace(profiles[0].machine, speeds=tuple(map(statistics.median, speeds)))
+    return replace(profiles[0], layers=layers, machine=machine)
+
+
 def run(arguments: Sequence[str]) -> None:
     octopipe.initialize()
     import jax
@@ -44,7 +60,7 @@ def run(arguments: Sequence[str]) -> None:
 
     from octojax.mesh import pipeline_mesh
     from octojax.processes import barrier
-    from octojax.profiling.together import measure_together
+    from octojax.profiling.together import Together
 
     wanted = options(arguments)
     say = print if jax.process_index() == 0 else (lambda *_, **__: None)
@@ -52,14 +68,8 @@ def run(arguments: Sequence[str]) -> None:
     batch = jax.tree.map(lambda x: jnp.concatenate([x] * wanted.microbatches), microbatch)
     mesh, optimizer = pipeline_mesh(), optax.adamw(1e-3)
     begin = time.monotonic()
-    profile = measure_together(
-        octopipe.adapt(model, loss),
-        microbatch,
-        mesh,
-        optimizer=optimizer,
-        rounds=9,
-        microbatches=wanted.microbatches,
-    )
+    timer = Together(octopipe.adapt(model, loss), microbatch, mesh, optimizer)
+    profile = timer.profile(5, microbatches=wanted.microbatches)
     machine = profile.machine
     say(
         f"profiled in {time.monotonic() - begin:.0f} s: {profile.num_layers} layers, "
@@ -89,8 +99,10 @@ def run(arguments: Sequence[str]) -> None:
     plain: dict[str, list[float]] = {name: [] for name in steps}
     recorded: dict[str, list[float]] = {name: [] for name in steps}
     timelines: dict[str, list[Any]] = {name: [] for name in steps}
-    for _turn in range(wanted.rounds + 2):
-        for name, step in steps.items():
+    profiles: list[Profile] = []
+    for turn in range(wanted.rounds + 2):
+        profiles.append(timer.profile(1, microbatches=wanted.microbatches))
+        for name, step in list(steps.items())[:: 1 if turn % 2 else -1]:
             for record in (False, True):
                 barrier("turn")
                 begin = time.monotonic()
@@ -101,6 +113,7 @@ def run(arguments: Sequence[str]) -> None:
                     states[name], metrics = step(states[name], batch)
                 jax.block_until_ready((states[name], metrics))
                 (recorded if record else plain)[name].append(time.monotonic() - begin)
+    profile = middle(profiles[2:])
     rows = []
     for name, plan in chosen.items():
         kept = sorted(timelines[name][2:], key=lambda t: t.makespan_s)

@@ -13,20 +13,7 @@ def recorded_timeline(
     loss: PipelinedLoss, recorder: Recorder, held_bytes: dict[int, int]
 ) -> Timeline:
     """Returns what `recorder` saw, on all ranks; `held_bytes` as `beside_slots` returns them."""
-    programs = loss.trainer.engine.programs
-    inside = {
-        number: inside_bytes(programs[number])
-        for number, (rank, recipe) in enumerate(loss.lowered.step.recipes)
-        if rank in recorder.ticks and len(recipe.calls) > 1
-    }
-    return timeline_of(recorder, loss.lowered, loss.schedule, held_bytes, inside)
-
-
-def inside_bytes(program: Any) -> int:
-    """Returns what a compiled program allocates beside arguments and results, as XLA says; 0 if
-    it does not."""
-    found = program.memory_analysis()
-    return 0 if found is None else int(found.temp_size_in_bytes)
+    return timeline_of(recorder, loss.lowered, loss.schedule, held_bytes)
 
 
 def beside_slots(loss: PipelinedLoss, opt_state: Any) -> dict[int, int]:

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from octojax.executor.instructions import Do, Instruction, RankProgram, StepProgram
+from octojax.executor.instructions import Do, Instruction, RankProgram
 from octojax.executor.lower import Lowered
 from octojax.executor.record import Span, TransferClock, measured
 from octojax.executor.run import Bound
-from octojax.ir import ActionSpan, Schedule, Timeline, parse_item
+from octojax.ir import Action, ActionSpan, Kind, Schedule, Timeline, parse_item
 from octojax.jaxprs.count import operations
 from octojax.processes import clock_offset_s, everyone
 
@@ -75,15 +75,14 @@ def timeline_of(
     lowered: Lowered,
     schedule: Schedule,
     held_bytes: Mapping[int, int] | None = None,
-    inside_bytes: Mapping[int, int] | None = None,
 ) -> Timeline:
     """Returns the timeline of the recorded step, of the ranks of all processes.
 
     Every process calls this. `held_bytes[r]` is what local rank r keeps beside its slots
     (optimizer state); it counts into its peak. Peaks are live buffers between programs, as the
-    simulator counts them, and the batch; not what XLA needs inside a program, unless it runs
-    several actions: `inside_bytes` says for a recipe how much that is, residuals mostly. Clocks
-    of other machines are aligned by their difference at a barrier.
+    simulator counts them, and the batch; of what XLA allocates inside a program, only the
+    residuals where it runs several actions. Clocks of other machines are aligned by their
+    difference at a barrier.
     """
     offset = clock_offset_s()
     spans = {k: (a - offset, b - offset) for k, (a, b) in recorder.clock.spans.items()}
@@ -96,9 +95,7 @@ def timeline_of(
         ],
         "transfers": [(k, *span) for k, span in spans.items()],
         "memory": {
-            rank: _memory(
-                recorder, lowered.step, rank, held.get(rank, 0), inside_bytes or {}, offset
-            )
+            rank: _memory(recorder, lowered, rank, held.get(rank, 0), offset)
             for rank in recorder.ticks
         },
     }
@@ -173,29 +170,19 @@ def _shares(lowered: Lowered, instruction: Instruction, count: int) -> list[floa
     return [w / sum(work) for w in work]
 
 
-def _memory(
-    recorder: Recorder,
-    step: StepProgram,
-    rank: int,
-    held: int,
-    inside: Mapping[int, int],
-    offset: float,
-) -> Trace:
-    """Returns `(time, bytes)` after each change. A program's results count from its start, and
-    what a send frees until the transfer has ended."""
+def _memory(recorder: Recorder, lowered: Lowered, rank: int, held: int, offset: float) -> Trace:
+    """Returns `(time, bytes)` between programs. What a send frees stays until the transfer has
+    ended; residuals that a forward hands on inside its program are there while that runs."""
     changes = []
-    for instruction, tick in zip(step.ranks[rank].body, recorder.ticks[rank], strict=True):
+    body = lowered.step.ranks[rank].body
+    for instruction, tick in zip(body, recorder.ticks[rank], strict=True):
         start, end = tick.start_s - offset, tick.end_s - offset
-        within = 0
         if instruction.do is Do.SEND:
             moved = recorder.clock.spans.get(instruction.target)
             end = end if moved is None else max(end, moved[1] - offset)
-        elif instruction.do is Do.RECEIVE:
-            start = end  # the wait for it holds nothing
-        elif "+" in instruction.name:
-            within = inside.get(instruction.target, 0)
-        changes.append((start, tick.made_bytes + within))
-        changes.append((end, -tick.freed_bytes - within))
+        if instruction.do is Do.RUN and (within := _inside_bytes(lowered, instruction)):
+            changes += [(start, within), (end, -within)]
+        changes.append((end, tick.made_bytes - tick.freed_bytes))
     level = float(recorder.first_bytes[rank] + held)
     trace = [(recorder.ticks[rank][0].start_s - offset if changes else 0.0, level)]
     for time, change in sorted(changes):
@@ -203,3 +190,17 @@ def _memory(
             level += change
             trace.append((time, level))
     return trace
+
+
+def _inside_bytes(lowered: Lowered, instruction: Instruction) -> int:
+    """The bytes that a forward hands to the next action in the same program."""
+    recipe = lowered.step.recipes[instruction.target][1]
+    first = parse_item(instruction.name.split("+")[0])
+    if len(recipe.calls) == 1 or not isinstance(first, Action) or first.kind is not Kind.FORWARD:
+        return 0
+    call = recipe.calls[0]
+    return sum(
+        aval.size * aval.dtype.itemsize
+        for value, aval in zip(call.writes, lowered.jaxprs[call.program].out_avals, strict=True)
+        if value >= 0 and value not in recipe.outputs
+    )

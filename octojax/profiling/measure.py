@@ -65,16 +65,35 @@ def measure_layers(
     target_s: float = 0.01,
 ) -> tuple[LayerCost, ...]:
     """Returns the cost of each layer, in order; see `measure`."""
-    staged, stages = one_layer_stages(layered)
-    values = Values(staged, loss.params, loss.state, batch, device)
-    groups = [tuple(map(fingerprint, programs_of(stage).values())) for stage in stages]
-    jobs = _prepare(stages, groups, values)
-    times = median_times({key: job.job() for key, job in jobs.items()}, rounds, target_s)
-    by_layer = [
-        {kind: times[group, kind] for kind in programs_of(stage)}
-        for stage, group in zip(stages, groups, strict=True)
-    ]
-    return layer_costs(staged, stages, by_layer, optimizer)
+    return LayerTimer(layered, loss, batch, device, optimizer).costs(rounds, target_s)
+
+
+class LayerTimer:
+    """The layers of a loss with all their programs compiled, to be timed as often as wanted."""
+
+    def __init__(
+        self,
+        layered: LayeredLoss,
+        loss: PureLoss,
+        batch: Any,
+        device: jax.Device,
+        optimizer: optax.GradientTransformation | None = None,
+    ) -> None:
+        self.optimizer = optimizer
+        self.staged, self.stages = one_layer_stages(layered)
+        values = Values(self.staged, loss.params, loss.state, batch, device)
+        self.groups = [tuple(map(fingerprint, programs_of(s).values())) for s in self.stages]
+        prepared = _prepare(self.stages, self.groups, values)
+        self.jobs = {key: job.job() for key, job in prepared.items()}
+
+    def costs(self, rounds: int = 5, target_s: float = 0.01) -> tuple[LayerCost, ...]:
+        """Returns the cost of each layer, in order; see `measure`."""
+        times = median_times(self.jobs, rounds, target_s)
+        by_layer = [
+            {kind: times[group, kind] for kind in programs_of(stage)}
+            for stage, group in zip(self.stages, self.groups, strict=True)
+        ]
+        return layer_costs(self.staged, self.stages, by_layer, self.optimizer)
 
 
 def measure_machine(devices: Sequence[jax.Device], transport: str = "device_put") -> Machine:

@@ -25,7 +25,7 @@ from octojax.mesh import PipelineMesh
 from octojax.processes import barrier, everyone, several, timeout_s
 from octojax.profiling.layers import shapes_of
 from octojax.profiling.links import fit_line
-from octojax.profiling.measure import measure, measure_layers
+from octojax.profiling.measure import LayerTimer, measure
 from octojax.trace import trace_loss
 
 SIZES_BYTES = (1 << 8, 1 << 12, 1 << 15, 1 << 17, 1 << 19, 1 << 21)
@@ -58,30 +58,57 @@ def measure_together(
             ranks=mesh.num_ranks,
             microbatches=microbatches,
         )
-    layered = find_layers(
-        trace_loss(loss.fn, loss.params, shapes_of(batch), loss.state),
-        max(min_layers, mesh.num_ranks),
-    )
-    device = mesh.ranks[mesh.local_ranks[0]].devices[0]
-    barrier("profile")
-    mine = measure_layers(layered, loss, batch, device, optimizer, rounds)
-    theirs = [
-        tuple(LayerCost(**layer) for layer in json.loads(text))
-        for text in everyone(json.dumps([asdict(layer) for layer in mine]), "profile")
-    ]
-    layers = _mean(theirs)
-    sizes = sorted({layer.output_bytes for layer in layers if layer.output_bytes})
-    machine = measure_links(mesh, typical_bytes=sizes[len(sizes) // 2] if sizes else 1 << 12)
-    whole = sum(layer.compute_s for layer in layers)
-    speeds = [whole / sum(layer.compute_s for layer in own) for own in theirs]
-    home = [rank.devices[0].process_index for rank in mesh.ranks]
-    machine = replace(machine, speeds=tuple(round(speeds[p], 4) for p in home))
-    extra = (
-        ("costs", f"measured, mean of {len(theirs)} processes at the same time, each the median "
-                  f"of {rounds} rounds"),
-        ("names", [layer.name for layer in layered.graph.layers]),
-    )  # fmt: skip
-    return Profile(name, layers, machine, mesh.num_ranks, microbatches, extra)
+    return Together(loss, batch, mesh, optimizer, min_layers).profile(rounds, name, microbatches)
+
+
+class Together:
+    """A profile that several processes measure together, as often as wanted."""
+
+    def __init__(
+        self,
+        loss: PureLoss,
+        batch: Any,
+        mesh: PipelineMesh,
+        optimizer: optax.GradientTransformation | None = None,
+        min_layers: int = 1,
+    ) -> None:
+        self.mesh = mesh
+        layered = find_layers(
+            trace_loss(loss.fn, loss.params, shapes_of(batch), loss.state),
+            max(min_layers, mesh.num_ranks),
+        )
+        self.names = [layer.name for layer in layered.graph.layers]
+        sizes = sorted({x.output_bytes for x in layered.graph.layers if x.output_bytes})
+        device = mesh.ranks[mesh.local_ranks[0]].devices[0]
+        self.timer = LayerTimer(layered, loss, batch, device, optimizer)
+        self.machine = measure_links(
+            mesh, typical_bytes=sizes[len(sizes) // 2] if sizes else 1 << 12
+        )
+
+    def profile(
+        self, rounds: int = 5, name: str = "measured", microbatches: int | None = None
+    ) -> Profile:
+        """Returns what the layers cost now; every process calls this."""
+        barrier("profile")
+        mine = self.timer.costs(rounds)
+        theirs = [
+            tuple(LayerCost(**layer) for layer in json.loads(text))
+            for text in everyone(json.dumps([asdict(layer) for layer in mine]), "profile")
+        ]
+        layers = _mean(theirs)
+        whole = sum(layer.compute_s for layer in layers)
+        speeds = [whole / sum(layer.compute_s for layer in own) for own in theirs]
+        home = [rank.devices[0].process_index for rank in self.mesh.ranks]
+        machine = replace(self.machine, speeds=tuple(round(speeds[p], 4) for p in home))
+        extra = (
+            (
+                "costs",
+                f"measured, mean of {len(theirs)} processes at the same time, each the median of "
+                f"{rounds} rounds",
+            ),
+            ("names", self.names),
+        )
+        return Profile(name, layers, machine, self.mesh.num_ranks, microbatches, extra)
 
 
 def measure_links(
