@@ -3,9 +3,11 @@
 import importlib
 import importlib.util
 import sys
+from typing import Annotated
 
 import typer
 
+import octojax
 from octojax.errors import OctoPipeError
 
 COMMANDS = (
@@ -32,9 +34,11 @@ def build() -> typer.Typer:
         name="octopipe",
         help="Pipeline parallelism for heterogeneous models in JAX.",
         no_args_is_help=True,
+        invoke_without_command=True,
         add_completion=False,
         pretty_exceptions_enable=False,
     )
+    app.callback()(_options)
     for name in COMMANDS:
         if importlib.util.find_spec(f"octojax.cli.{name}") is None:  # under construction
             continue
@@ -42,6 +46,17 @@ def build() -> typer.Typer:
         settings = getattr(module, "SETTINGS", {})
         app.command(name, context_settings=settings or None)(module.command)
     return app
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)
+    ] = False,
+) -> None:
+    """Pipeline parallelism for heterogeneous models in JAX."""
+    if version:
+        typer.echo(f"octopipe {octojax.__version__}")
+        raise typer.Exit
 
 
 def main(arguments: list[str] | None = None) -> None:

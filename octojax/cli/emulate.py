@@ -1,6 +1,7 @@
 """`octopipe emulate`: race a plan in real time on processes that sleep instead of computing."""
 
 import json
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -15,11 +16,14 @@ def command(
     file: Annotated[str, typer.Argument(help="A plan (JSON), or a schedule (CSV).")],
     profile: Annotated[str, typer.Option(help="A profile (JSON) with the times of layers.")],
     processes: Annotated[
-        int | None, typer.Option("-n", "--processes", help="Processes; default: one per rank.")
+        int | None,
+        typer.Option("-n", "--processes", help="Processes; default: one per rank.", min=1),
     ] = None,
     scale: Annotated[float, typer.Option(help="Factor on every time of the profile.")] = 1.0,
-    steps: Annotated[int, typer.Option(help="Steps to measure, after one that warms up.")] = 3,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for a peer.")] = 60.0,
+    steps: Annotated[
+        int, typer.Option(help="Steps to measure, after one that warms up.", min=1)
+    ] = 3,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for a peer.", min=1)] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     output: Annotated[
         Path | None, typer.Option("-o", help="Write the measured timeline (JSON) here.")
@@ -28,9 +32,13 @@ def command(
     """Run a plan through the real executor and transfers, each action a sleep of its time."""
     from octojax.launch import launch
     from octojax.report.data import load_timeline, save_timeline
+    from octojax.simulate import simulate
 
+    if not 0 < scale < math.inf:
+        raise ValueError(f"--scale {scale}: expected a number > 0")
     expect_writable(output)
     plan = read_plan(file, profile)
+    simulated = simulate(plan, read_profile(profile))  # refuses what does not fit, before launch
     count = processes or plan.num_ranks
     if count < 1 or plan.num_ranks % count:
         raise ValueError(
@@ -64,7 +72,7 @@ def command(
     middle = ordered[len(ordered) // 2]
     if output is not None:
         save_timeline(middle, output)
-    answer = _account(file, profile, scale, timelines, middle)
+    answer = _account(plan, simulated, scale, timelines, middle)
     if as_json:
         typer.echo(json.dumps(answer, indent=1))
         return
@@ -79,12 +87,8 @@ def command(
 
 
 def _account(
-    file: str, profile: str, scale: float, timelines: list[Any], middle: Any
+    plan: Any, simulated: Any, scale: float, timelines: list[Any], middle: Any
 ) -> dict[str, Any]:
-    from octojax.simulate import simulate
-
-    plan = read_plan(file, profile)
-    simulated = simulate(plan, read_profile(profile))
     measured_s = middle.makespan_s / scale
     return {
         "measured_s": measured_s,

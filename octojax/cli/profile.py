@@ -1,6 +1,7 @@
 """`octopipe profile`: what each layer of a model costs, as a file for the tuner."""
 
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -110,6 +111,13 @@ def load_target(target: str) -> tuple[Any, Any, Any, Any]:
             f"{target!r}: {module_name} has no function {name!r}; it has "
             f"{', '.join(sorted(x for x in vars(module) if not x.startswith('_'))) or 'nothing'}"
         )
+    try:
+        inspect.signature(make).bind()
+    except (TypeError, ValueError) as error:  # ValueError: a built-in that does not say
+        raise ValueError(
+            f"{target!r} cannot be called without arguments ({error}); expected a function that "
+            f"returns (model, loss_fn, batch[, params])"
+        ) from None
     made = make()
     if not isinstance(made, tuple) or len(made) not in (3, 4):
         size = f" of {len(made)}" if isinstance(made, tuple) else ""

@@ -1,6 +1,7 @@
 """`octopipe simulate`: how long a step takes, where ranks idle, what they hold."""
 
 import json
+import math
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -47,6 +48,8 @@ def command(
     if latency is not None:
         machine = replace(machine, latency_s=latency, inter_latency_s=None)
     timeline = simulate(found, given, machine, "blocking" if blocking else "async")
+    if not math.isfinite(timeline.makespan_s):
+        raise ValueError("the makespan is too large for a number; give smaller costs and latency")
     if as_json:
         typer.echo(json.dumps(timeline.to_json(), indent=1))
         return

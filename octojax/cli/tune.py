@@ -38,7 +38,7 @@ def command(
     target_gap: Annotated[
         float | None, typer.Option(help="Stop when within this share of the lower bound.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Same seed and iterations: same plan.")] = 0,
+    seed: Annotated[int, typer.Option(help="Same seed and iterations: same plan.", min=0)] = 0,
     method: Annotated[
         str, typer.Option(help="best, octopipe (Algorithm 1), random, or ilp (exact, small).")
     ] = "best",
@@ -57,6 +57,8 @@ def command(
     from octojax.tune import tune, tune_microbatches
     from octojax.tune.ticker import Ticker
 
+    if offer is not None and microbatches is not None:
+        raise ValueError("give either --microbatches or --offer-microbatches, not both")
     expect_writable(output)
     given = read_profile(profile)
     if host_cost is not None:
