@@ -59,6 +59,9 @@ class Options:
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s = {self.timeout_s}, expected seconds > 0")
 
+        if isinstance(self.partition, str) and self.partition.replace(" ", "").isdigit():
+            object.__setattr__(self, "partition", Partition.parse(self.partition))
+
     def updated(self, **given: Any) -> "Options":
         """Returns the options with those that are given (not None) in their place."""
         known = {f.name for f in fields(self)}
@@ -104,7 +107,7 @@ _FORMS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 """What each option must look like, and how to say so."""
 
 
-def pipeline(**options: Any) -> Callable[[Class], Class]:
+def pipeline(*misplaced: Any, **options: Any) -> Callable[[Class], Class]:
     """Returns a class decorator that records pipeline options on a Flax module.
 
         @octopipe.pipeline(microbatches=8, schedule="zb-h1")
@@ -113,6 +116,11 @@ def pipeline(**options: Any) -> Callable[[Class], Class]:
     The class stays what it was and runs unpipelined as before; `octopipe.compile` takes the
     options as its defaults. They are those of `Options`; a mistaken name is a `TypeError` here.
     """
+    if misplaced:  # also of `@octopipe.pipeline` without parentheses
+        raise TypeError(
+            f"octopipe.pipeline takes options by name only, found {misplaced[0]!r}; write "
+            f"@octopipe.pipeline(microbatches=8), or @octopipe.pipeline() without any"
+        )
     recorded = Options().updated(**options)
     given = {k: v for k, v in options.items() if v is not None}
     assert recorded is not None

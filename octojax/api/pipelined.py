@@ -17,6 +17,7 @@ from octojax.api.options import Options
 from octojax.api.planning import (
     choose_schedule,
     given_schedule,
+    layers_wanted,
     make_plan,
     ranks_wanted,
     refuse_with_auto,
@@ -113,7 +114,7 @@ class PipelinedLoss:
     def _layers(self, microbatch: int, min_layers: int | None = None) -> LayeredLoss:
         shapes = self.batch_tree.unflatten(self.batch.shapes(microbatch))
         traced = trace_loss(self.pure.fn, self.pure.params, shapes, self.pure.state)
-        return find_layers(traced, min_layers or self.schedule.num_stages)
+        return find_layers(traced, min_layers or layers_wanted(self.options, self.schedule))
 
     def _stages(self) -> tuple[tuple[Stage, ...], ...]:
         """The stages of every microbatch; equal sizes share them."""

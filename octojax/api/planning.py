@@ -96,8 +96,23 @@ def _check_sizes(schedule: Schedule, num_ranks: int | None, microbatches: int) -
         )
 
 
+def layers_wanted(options: Options, schedule: Schedule) -> int:
+    """Returns how many layers to look for: one per stage, and as many as a given partition has."""
+    sizes = options.partition if options.plan is None else options.plan.partition
+    if sizes is None or isinstance(sizes, str):
+        return schedule.num_stages
+    count = sizes.num_layers if isinstance(sizes, Partition) else sum(sizes)
+    return max(schedule.num_stages, count)
+
+
 def make_plan(options: Options, schedule: Schedule, graph: LayerGraph) -> Plan:
     """Returns the plan for the layers found in the model. Raises `PlanError` if none fits."""
+    if options.profile is not None and options.profile.num_layers != graph.num_layers:
+        raise PlanError(
+            f"the profile {options.profile.name!r} is of {options.profile.num_layers} layers, "
+            f"this model has {graph.num_layers}; it was made for another model or another "
+            f"microbatch size. Profile this one (octopipe profile), or leave profile= out"
+        )
     if options.plan is not None:
         _check_partition(options.partition, options.plan.partition)
         found = options.plan.partition.num_layers
@@ -138,8 +153,6 @@ def _partition(
     if wanted == "uniform":
         each, more = divmod(graph.num_layers, stages)
         return Partition(tuple(each + (s < more) for s in range(stages)))
-    if isinstance(wanted, str) and wanted.replace(" ", "").isdigit():
-        return Partition.parse(wanted)
     raise PlanError(
         f"unknown partition {wanted!r}; give 'balanced', 'uniform', or layers per stage"
     )
