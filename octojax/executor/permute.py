@@ -64,6 +64,9 @@ class PairPermute:
         self.lanes = [self._lane(k, t) for k, t in enumerate(transfers)]
         self.orders: dict[Any, queue.SimpleQueue[tuple[int, ...] | None]] = {}
         self.busy = _Count()
+        # On CPU a program with pending inputs runs in the client's pool: one that waits for a peer
+        # there would hold up computation. With its inputs ready it runs in the lane's thread.
+        self.waits = jax.default_backend() == "cpu"
         self.clock: TransferClock | None = None
         for lane in dict.fromkeys(x for x in self.lanes if x is not None):
             self.orders[lane] = queue.SimpleQueue()
@@ -144,6 +147,8 @@ class PairPermute:
         transfer, link = self.transfers[number], self.links[number]
         here = transfer.source in self.local
         values = self.outgoing.get(number) if here else None
+        if self.waits and values is not None:
+            jax.block_until_ready(values)
         start = time.monotonic()
         try:
             moved = link.move(values)
