@@ -118,6 +118,11 @@ def pipeline_mesh(
     if isinstance(mesh, PipelineMesh):
         return mesh if num_ranks is None else mesh.take(num_ranks)
     if mesh is not None:
+        if not isinstance(mesh, Mesh):
+            raise TypeError(
+                f"mesh is of type {type(mesh).__name__}, expected a jax.sharding.Mesh with an axis "
+                f"{axis!r}, such as jax.make_mesh((2,), ({axis!r},))"
+            )
         found = PipelineMesh(mesh, axis)
         return found if num_ranks is None else found.take(num_ranks)
     at_hand = list(jax.devices() if devices is None else devices)

@@ -15,7 +15,7 @@ import octojax as octopipe
 from octojax.api.options import options_of
 from octojax.api.planning import balanced
 from octojax.errors import CutError, LossError, MeshError, PlanError, ScheduleError
-from octojax.ir import Partition, Placement, Plan, Schedule
+from octojax.ir import LayerCost, Partition, Placement, Plan, Profile, Schedule
 from octojax.schedules import generate
 from tests.pipelines import FAST, case_of, compiled, pipe, relative_error
 
@@ -254,6 +254,63 @@ def test_a_loss_that_is_no_scalar():
             {"x": jnp.ones((2, 3))},
             mesh=pipe(1),
         )
+
+
+def test_a_loss_without_floating_parameters():
+    for params, match in (
+        ({"w": jnp.ones(4, int)}, r"none of the 1 parameters of 'dict' is floating \(int32\)"),
+        ({}, "no trained parameters"),
+    ):
+        with pytest.raises(LossError, match=match):
+            octopipe.compile(
+                params,
+                lambda p, b: (p["w"] * b["x"].mean()).sum(),
+                optax.sgd(1),
+                {"x": jnp.ones((2, 3))},
+                mesh=pipe(1),
+            )
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"mesh": 2}, r"mesh is of type int, expected a jax\.sharding\.Mesh with an axis 'pipe'"),
+        ({"optimizer": 3}, "optimizer is of type int, expected an optax optimizer"),
+        ({"optimizer": None}, "optimizer is of type NoneType"),
+        ({"loss_fn": 3}, "loss_fn is of type int, expected a function"),
+        ({"batch": {"x": "a"}}, "x is of type str, expected an array of numbers"),
+    ],
+)
+def test_arguments_of_another_type(change, match):
+    arguments = {
+        "model": {"w": jnp.ones(4)},
+        "loss_fn": lambda p, b: (p["w"] * b["x"].mean()).sum(),
+        "optimizer": optax.sgd(1),
+        "batch": {"x": jnp.ones((2, 3))},
+        "mesh": pipe(1),
+    }
+    with pytest.raises(TypeError, match=match):
+        octopipe.compile(**{**arguments, **change})
+
+
+def test_a_state_that_is_none_of_ours():
+    step = compiled(case_of("toy"), "1f1b", 2, 2)
+    for run in (step, step.evaluate, step.value_and_grad):
+        with pytest.raises(TypeError, match="state is of type dict, expected the TrainState"):
+            run({}, {})
+
+
+def test_a_profile_of_another_model():
+    layer = LayerCost("x", 1.0, 1.0, 1.0)
+    profile = Profile("p", (layer,) * 99)
+    refuse(PlanError, "profile 'p' is of 99 layers, this model has", profile=profile)
+
+
+def test_the_decorator_without_parentheses():
+    with pytest.raises(TypeError, match=r"by name only, found <class .*Plain"):
+
+        @octopipe.pipeline
+        class Plain(nnx.Module): ...
 
 
 def test_carried_state_on_a_stage_of_two_ranks():

@@ -98,6 +98,7 @@ class TrainStep:
     def _step(
         self, state: TrainState, batch: Any, recorder: Recorder | None
     ) -> tuple[TrainState, dict[str, Any]]:
+        _expect_state(state)
         loss = self.loss
         results, value, aux = loss.run(loss.trainer, state.held, batch, recorder)
         carried, counters = loss.next_state(state.held, results)
@@ -118,11 +119,13 @@ class TrainStep:
 
     def evaluate(self, state: TrainState, batch: Any) -> dict[str, Any]:
         """Returns `loss` and `aux` of a batch of the training batch's form; changes nothing."""
+        _expect_state(state)
         _, value, aux = self.loss.run(self.loss.evaluator, state.held, batch)
         return {"loss": value, **({"aux": aux} if jax.tree.leaves(aux) else {})}
 
     def value_and_grad(self, state: TrainState, batch: Any) -> tuple[jax.Array, Any, Any]:
         """Returns `(loss, aux, grads)` without an update; gradients in the user's tree."""
+        _expect_state(state)
         results, value, aux = self.loss.run(self.loss.trainer, state.held, batch)
         return value, aux, self.loss.tree(self.loss.gathered_units(self.loss.filled(results)))
 
@@ -220,6 +223,14 @@ class TrainStep:
         return [filled[u] for u in self._trained]
 
 
+def _expect_state(state: Any) -> None:
+    if not isinstance(state, TrainState):
+        raise TypeError(
+            f"state is of type {type(state).__name__}, expected the TrainState that step.init(), "
+            f"step.restore(path) or a step before returned"
+        )
+
+
 def compile(
     model: Any,
     loss_fn: Any,
@@ -247,6 +258,11 @@ def compile(
 
     Raises before anything is launched: see `octojax.errors`.
     """
+    if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
+        raise TypeError(
+            f"optimizer is of type {type(optimizer).__name__}, expected an optax optimizer such as "
+            f"optax.adamw(1e-3); octopipe.value_and_grad works without one"
+        )
     pure = adapt(model, loss_fn, params, trainable=trainable, state=state)
     loss = PipelinedLoss(pure, batch, options_of(model, **options), mesh)
     step = TrainStep(loss, optimizer)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import jax.tree_util as tree
 
 from octojax.errors import LossError
@@ -28,15 +29,30 @@ def adapt(
     `trainable` is an nnx filter (default `nnx.Param`), for nnx modules only.
 
     Raises:
-        LossError: the model has no parameters, or options do not fit its kind.
+        LossError: the model has no floating parameters, or options do not fit its kind.
     """
+    if not callable(loss_fn):
+        raise TypeError(f"loss_fn is of type {type(loss_fn).__name__}, expected a function")
     pure = _adapt(model, loss_fn, params, trainable, state)
-    if not tree.tree_leaves(pure.params):
+    leaves = tree.tree_leaves(pure.params)
+    if leaves and not any(_is_float(leaf) for leaf in leaves):
+        kinds = sorted({str(getattr(leaf, "dtype", type(leaf).__name__)) for leaf in leaves})
+        raise LossError(
+            f"none of the {len(leaves)} parameters of {_what(model)} is floating "
+            f"({', '.join(kinds)}), so none has a gradient. Cast those to train to a float"
+        )
+    if not leaves:
         raise LossError(
             f"{_what(model)} has no trained parameters. Pass a module with nnx.Param variables, "
             f"linen variables as params=, or a pytree of arrays"
         )
     return pure
+
+
+def _is_float(leaf: Any) -> bool:
+    if getattr(leaf, "dtype", None) is None:
+        return isinstance(leaf, float)
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _adapt(

@@ -122,9 +122,10 @@ def plan_microbatches(
     """Returns how `count` microbatches are cut from a batch with these leaves.
 
     Rows that do not divide are dealt out as evenly as can be, larger microbatches first.
-    Raises `ValueError` if the leading axes differ, or there are too few rows.
+    Raises `ValueError` if the leading axes differ, or there are too few rows, `TypeError` for
+    a leaf that is no array.
     """
-    avals = tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), _dtype(x)) for x in leaves)
+    avals = tuple(_aval(x, name) for x, name in zip(leaves, names, strict=True))
     rows = {name: a.shape[0] for name, a in zip(names, avals, strict=True) if a.shape}
     if len(set(rows.values())) > 1:
         listed = ", ".join(f"{name}: {n}" for name, n in rows.items())
@@ -157,6 +158,18 @@ def _kind(aval: Any) -> Kind:
     if aval.shape:
         return Kind.ROWS
     return Kind.KEY if is_key(aval) else Kind.SHARED
+
+
+def _aval(leaf: Any, name: str) -> jax.ShapeDtypeStruct:
+    try:
+        if isinstance(leaf, str):  # JAX would take it for the name of a dtype
+            raise TypeError
+        return jax.ShapeDtypeStruct(jax.numpy.shape(leaf), _dtype(leaf))
+    except TypeError:
+        raise TypeError(
+            f"{name} is of type {type(leaf).__name__}, expected an array of numbers; close over "
+            f"what is not part of the batch"
+        ) from None
 
 
 def _dtype(leaf: Any) -> Any:
