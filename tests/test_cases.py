@@ -454,6 +454,8 @@ def test_a_state_that_a_step_has_taken_over_is_refused():
     step = compiled(case_of("toy"), "1f1b", 1, 2)
     state = step.init()
     batch = case_of("toy").batch(8)
+    with pytest.raises(TypeError, match=r"called inside jax\.jit"):
+        jax.jit(lambda state: step(state, batch)[1])(state)
     step(state, batch)
     with pytest.raises(ValueError, match="given to an earlier step"):
         step(state, batch)
