@@ -17,6 +17,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 Atom = Var | Literal
+Tracer: Any = jax.core.Tracer  # type: ignore[attr-defined]
+Device = Any  # jax.Device, which is a variable and no type to a type checker
 Aval = Any  # jax.core.ShapedArray and friends; the public type has no name in both versions
 
 JIT_NAMES = frozenset({"jit", "pjit", "closed_call", "core_call", "xla_call"})

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from octojax.executor.instructions import Do, Instruction, RankProgram, StepProg
 from octojax.executor.lower import lower
 from octojax.executor.record import Span, TransferClock, action_spans, measured
 from octojax.executor.run import RankThreads, bind, run_recorded
+from octojax.executor.transport import Transport
 from octojax.executor.transports import transport
 from octojax.ir import Action, ActionSpan, Kind, Plan, Profile, Timeline, parse_action
 from octojax.ir.verify import verify
@@ -79,14 +80,15 @@ def emulate(
     local = [step.ranks[r] for r in mesh.local_ranks]
     threads = RankThreads([r.rank for r in local])
     durations = _durations(plan, profile, costs, scale)
-    payloads = {
+    payloads: dict[int, Sequence[jax.Array]] = {
         k: [jnp.zeros(v[0].shape, v[0].dtype, device=mesh.ranks[t.source].replicated)]
         for k, (t, v) in enumerate(zip(step.transfers, values, strict=True))
         if t.source in mesh.local_ranks
     }
     jax.block_until_ready(list(payloads.values()))
     bound = [
-        bind(*_sleeping(p, partial(durations, p.rank)), _Payloads(moves, payloads)) for p in local
+        bind(*_sleeping(p, partial(durations, p.rank)), cast(Transport, _Payloads(moves, payloads)))
+        for p in local
     ]
     nbytes = [4.0 * sizes[t.stage if t.kind == "F" else t.stage - 1] for t in step.transfers]
     found = []

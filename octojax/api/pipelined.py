@@ -439,7 +439,7 @@ class PipelinedLoss:
 
 def _check_alive(held: Held) -> None:
     """Raises `ValueError` for a state whose buffers a step has taken over."""
-    if any(isinstance(unit, jax.core.Tracer) for unit in held.units):
+    if any(isinstance(unit, compat.Tracer) for unit in held.units):
         raise TypeError(
             "a pipelined step was called inside jax.jit or another transformation. It is "
             "compiled already and runs programs on several devices: call it as it is"

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from octojax import compat
+from octojax.compat import Device
 from octojax.profiling.timing import Job, median_times
 
 SIZES_BYTES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22, 1 << 24)
@@ -29,8 +30,8 @@ class Link:
 
 
 def measure_link(
-    source: jax.Device,
-    target: jax.Device,
+    source: Device,
+    target: Device,
     sizes_bytes: Sequence[int] = SIZES_BYTES,
     transport: str = "device_put",
     rounds: int = 9,
@@ -95,12 +96,12 @@ def _host_cost(send: Any, calls: int = 50) -> float:
     return float(np.median(spans)) / 2
 
 
-def _copy(source: jax.Device, target: jax.Device, nbytes: int) -> Any:
+def _copy(source: Device, target: Device, nbytes: int) -> Any:
     value = jax.device_put(jnp.zeros(nbytes, jnp.uint8), source)
     return partial(compat.copy_to((SingleDeviceSharding(target),)), [value])
 
 
-def _permute(source: jax.Device, target: jax.Device, nbytes: int) -> Any:
+def _permute(source: Device, target: Device, nbytes: int) -> Any:
     mesh = Mesh(np.array([source, target]), ("pair",))
     spec = PartitionSpec("pair")
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import optax
 
+from octojax.compat import Device
 from octojax.frontends import PureLoss
 from octojax.ir import LayerCost, Machine, Profile
 from octojax.layers import LayeredLoss, find_layers
@@ -24,7 +25,7 @@ def measure(
     batch: Any,
     *,
     optimizer: optax.GradientTransformation | None = None,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Device] | None = None,
     min_layers: int = 1,
     rounds: int = 5,
     target_s: float = 0.01,
@@ -59,7 +60,7 @@ def measure_layers(
     layered: LayeredLoss,
     loss: PureLoss,
     batch: Any,
-    device: jax.Device,
+    device: Device,
     optimizer: optax.GradientTransformation | None = None,
     rounds: int = 5,
     target_s: float = 0.01,
@@ -76,7 +77,7 @@ class LayerTimer:
         layered: LayeredLoss,
         loss: PureLoss,
         batch: Any,
-        device: jax.Device,
+        device: Device,
         optimizer: optax.GradientTransformation | None = None,
     ) -> None:
         self.optimizer = optimizer
@@ -96,7 +97,7 @@ class LayerTimer:
         return layer_costs(self.staged, self.stages, by_layer, self.optimizer)
 
 
-def measure_machine(devices: Sequence[jax.Device], transport: str = "device_put") -> Machine:
+def measure_machine(devices: Sequence[Device], transport: str = "device_put") -> Machine:
     """Returns the machine that `devices` form: capacity as they report it, links as measured.
 
     Each device is a rank. With a single device there is no link to measure: transfers are free.

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
 from octojax import compat
+from octojax.compat import Device
 from octojax.layers.cut import StagedLoss
 from octojax.stages.fingerprint import fingerprint
 from octojax.stages.program import Program, Ref, Role
@@ -47,7 +48,7 @@ class Values:
     """
 
     def __init__(
-        self, staged: StagedLoss, params: Any, state: Any, batch: Any, device: jax.Device
+        self, staged: StagedLoss, params: Any, state: Any, batch: Any, device: Device
     ) -> None:
         self._staged, self.device = staged, device
         self._state = jax.tree.leaves(state)
