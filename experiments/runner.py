@@ -70,14 +70,14 @@ def main(name: str, build: Build, *, layers: int, width: int = 128) -> None:
         schedule: Annotated[
             str, typer.Option(help="auto, a name (octopipe schedules), or a CSV table.")
         ] = "auto",
-        steps: Annotated[int, typer.Option(min=1)] = 30,
+        steps: Annotated[int, typer.Option(min=1)] = 24,
         batch: Annotated[int, typer.Option(min=1, help="Samples per step.")] = 16,
         length: Annotated[int, typer.Option(min=2, help="Bytes per sample.")] = 128,
         width: Annotated[int, typer.Option(min=32, help="Of the residual stream.")] = width,
         layers: Annotated[int, typer.Option(min=1)] = layers,
         lr: Annotated[float, typer.Option(min=0.0, help="Peak learning rate.")] = 3e-3,
         seed: int = 0,
-        tune_seconds: Annotated[float, typer.Option(min=0.1, help="Limit of the tuner.")] = 5.0,
+        tune_seconds: Annotated[float, typer.Option(min=0.1, help="Limit of the tuner.")] = 3.0,
         check: Annotated[
             bool, typer.Option(help="Compare step one with the unpipelined model.")
         ] = True,
