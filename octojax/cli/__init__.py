@@ -1,7 +1,6 @@
 """The `octopipe` command. One file per command, each with one function named `command`."""
 
 import importlib
-import importlib.util
 import sys
 from typing import Annotated
 
@@ -40,8 +39,6 @@ def build() -> typer.Typer:
     )
     app.callback()(_options)
     for name in COMMANDS:
-        if importlib.util.find_spec(f"octojax.cli.{name}") is None:  # under construction
-            continue
         module = importlib.import_module(f"octojax.cli.{name}")
         settings = getattr(module, "SETTINGS", {})
         app.command(name, context_settings=settings or None)(module.command)
