@@ -2,13 +2,13 @@
 
 import json
 import math
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from octojax.cli.children import run_children
 from octojax.cli.read import expect_writable, read_plan, read_profile
 
 
@@ -30,7 +30,6 @@ def command(
     ] = None,
 ) -> None:
     """Run a plan through the real executor and transfers, each action a sleep of its time."""
-    from octojax.launch import launch
     from octojax.report.data import load_timeline, save_timeline
     from octojax.simulate import simulate
 
@@ -55,18 +54,12 @@ def command(
             str(scale),
             str(steps),
         ]
-        lines: list[str] = []
-        exits = launch(
+        run_children(
             arguments,
             count,
             devices_per_process=plan.num_ranks // count,
             timeout_s=timeout,
-            echo=lambda process, line: lines.append(f"[{process}] {line}"),
         )
-        bad = [e for e in exits if e.code != 0]
-        if bad:
-            print("\n".join([*lines, *map(str, bad)]), file=sys.stderr)
-            raise typer.Exit(1)
         timelines = [load_timeline(p) for p in sorted(Path(folder).glob("step*.json"))]
     ordered = sorted(timelines, key=lambda t: t.makespan_s)
     middle = ordered[len(ordered) // 2]

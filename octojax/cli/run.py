@@ -1,12 +1,13 @@
 """`octopipe run`: train a model for a few steps under a plan, and see what really happened."""
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from octojax.cli.children import run_children
 
 _MODEL = (
     "A function without arguments that returns (model, loss_fn, batch[, params]), as for "
@@ -46,7 +47,6 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Train MODULE:NAME for a few steps in N processes; --record compares with the simulator."""
-    from octojax.launch import launch
     from octojax.report.data import load_timeline, save_timeline
 
     if target.endswith(".py"):
@@ -73,19 +73,13 @@ def command(
             "profile": profile,
             "factor": factor,
         }
-        lines: list[str] = []
-        exits = launch(
+        run_children(
             ["-m", "octojax.cli.run_process", json.dumps(wanted), folder],
             processes,
             devices_per_process=total // processes,
             timeout_s=timeout,
             pin=pin,
-            echo=lambda process, line: lines.append(f"[{process}] {line}"),
         )
-        bad = [e for e in exits if e.code != 0]
-        if bad:
-            print("\n".join([*lines, *map(str, bad)]), file=sys.stderr)
-            raise typer.Exit(1)
         answer = json.loads((Path(folder) / "answer.json").read_text(encoding="utf-8"))
         found = {
             name: load_timeline(path)

@@ -3,7 +3,7 @@
 from html import escape
 
 from octojax.report import svg
-from octojax.report.panel import Panel, nbytes, seconds
+from octojax.report.panel import Panel, account
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -117,20 +117,8 @@ def render(panels: list[Panel], title: str = "OctoPipe timeline") -> str:
 
 def _table(panel: Panel) -> str:
     heads = ("rank", "busy", "bubble", "share", "at ends", "between", "peak microbatches", "peak")
-    makespan = panel.timeline.makespan_s or 1.0
-    rows = [
-        (
-            str(rank),
-            seconds(r.busy_s),
-            seconds(r.bubble_s),
-            f"{r.bubble_s / makespan:.1%}",
-            seconds(r.boundary_bubble_s),
-            seconds(r.residual_bubble_s),
-            str(r.peak_microbatches),
-            nbytes(r.peak_bytes) if r.peak_bytes else "-",
-        )
-        for rank, r in enumerate(panel.timeline.ranks)
-    ]
     head = "".join(f"<th>{h}</th>" for h in heads)
-    body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in account(panel)
+    )
     return f"<h2>{escape(panel.heading)}</h2><table><tr>{head}</tr>{body}</table>"

@@ -82,6 +82,24 @@ def _actions(span: ActionSpan) -> tuple[Action, ...]:
     return span.item.actions if isinstance(span.item, Overlap) else (span.item,)
 
 
+def account(panel: Panel) -> list[tuple[str, ...]]:
+    """Returns per rank, as text: rank, busy, bubble and its share, at ends, between, peaks."""
+    makespan = panel.timeline.makespan_s or 1.0
+    return [
+        (
+            str(rank),
+            seconds(r.busy_s),
+            seconds(r.bubble_s),
+            f"{r.bubble_s / makespan:.1%}",
+            seconds(r.boundary_bubble_s),
+            seconds(r.residual_bubble_s),
+            str(r.peak_microbatches),
+            nbytes(r.peak_bytes) if r.peak_bytes else "-",
+        )
+        for rank, r in enumerate(panel.timeline.ranks)
+    ]
+
+
 def kinds(panels: list[Panel]) -> list[str]:
     """Returns the kinds of action that appear, in the legend's order."""
     seen = {bar.action.kind for panel in panels for bar in bars(panel.timeline)}

@@ -19,12 +19,11 @@ from octojax.report.panel import (
     LIGHT,
     Bar,
     Panel,
+    account,
     bars,
     extent_s,
     kinds,
     mixed,
-    nbytes,
-    seconds,
     shaded,
     ticks,
 )
@@ -160,23 +159,13 @@ def _legend(found: list[str], colour: bool) -> Text:
 
 def _account(panel: Panel) -> Table:
     """The table under the picture: where each rank's time went, what it held."""
-    timeline = panel.timeline
     table = Table(title=panel.title, title_justify="left", title_style="bold", box=None)
     for name in ("rank", "busy", "bubble", "", "at ends", "between", "peak microbatches", "peak"):
         table.add_column(name, justify="right")
-    makespan = timeline.makespan_s or 1.0
-    for rank, r in enumerate(timeline.ranks[:MAX_RANKS_IN_TABLE]):
-        table.add_row(
-            str(rank),
-            seconds(r.busy_s),
-            seconds(r.bubble_s),
-            f"{r.bubble_s / makespan:.1%}",
-            seconds(r.boundary_bubble_s),
-            seconds(r.residual_bubble_s),
-            str(r.peak_microbatches),
-            nbytes(r.peak_bytes) if r.peak_bytes else "-",
-        )
-    left = len(timeline.ranks) - MAX_RANKS_IN_TABLE
+    rows = account(panel)
+    for row in rows[:MAX_RANKS_IN_TABLE]:
+        table.add_row(*row)
+    left = len(rows) - MAX_RANKS_IN_TABLE
     if left > 0:
         table.add_row(f"and {left} more")
     return table
