@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from octojax.cli.children import run_children
+from octojax.cli.read import expect_writable, read_schedule
+from octojax.ir import Schedule
 
 _MODEL = (
     "A function without arguments that returns (model, loss_fn, batch[, params]), as for "
@@ -54,6 +56,7 @@ def command(
             f"{target!r} is a script: start it with `octopipe launch -n {processes} {target}`; "
             f"`octopipe run` takes MODULE:NAME, such as my_package.models:tiny"
         )
+    expect_writable(output)
     total = ranks or _ranks_of(plan) or max(2, processes)
     if processes < 1 or total % processes:
         raise ValueError(
@@ -94,9 +97,13 @@ def command(
 def _ranks_of(plan: str | None) -> int | None:
     if plan is None:
         return None
-    from octojax.ir import Plan
-
-    return Plan.load(plan).num_ranks
+    found = read_schedule(plan)
+    if isinstance(found, Schedule):
+        raise ValueError(
+            f"{plan} is a schedule table; --plan takes a plan (JSON) that says which layers form "
+            f"each stage, as `octopipe tune -o` writes it. Give the table as --schedule"
+        )
+    return found.num_ranks
 
 
 def _text(answer: dict[str, Any], found: dict[str, Any]) -> str:

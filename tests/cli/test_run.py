@@ -79,3 +79,20 @@ def test_mistakes_are_named(arguments, said, capsys):
         main(["run", *arguments])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-o", "nowhere/t.json"], "there is no folder nowhere"),
+        (["--plan", "absent.json"], "absent.json does not exist"),
+        (["--plan", "table.csv"], "--plan takes a plan"),
+    ],
+)
+def test_mistaken_files_are_refused_before_anything_starts(
+    target, tmp_path, capsys, arguments, message
+):
+    (tmp_path / "table.csv").write_text("0F0,0B0\n1F0,1B0\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", target, *arguments])
+    assert message in capsys.readouterr().err
