@@ -22,6 +22,7 @@ SCHEDULES = {
     "zb-h1": {},
     "zb-h2": {},
     "zb-auto": {},
+    "zb-greedy": {},
     "zb-v": {},
     "v-half": {},
     "v-min": {},
