@@ -1,13 +1,15 @@
 """Simulated annealing over ranks of layers, stage borders and priorities, compiled.
 
 Every move changes one thing; a move whose best imaginable makespan (busiest rank's load from
-its first arrival on) is hopeless is dropped before a schedule is built.
+its first arrival on) is hopeless is dropped before a schedule is built. What a promising move
+makes is scheduled from its end and from its front again (`octojax.tune.justify`), so that
+priorities follow the stages they were made for.
 """
 
 import numpy as np
 from numba import njit
 
-from octojax.tune.candidate import anchored, evaluate
+from octojax.tune.justify import judged, keys_of_layers
 
 MOVES = (
     "relocate a layer",
@@ -22,9 +24,14 @@ MOVES = (
     "shift priorities",
     "recompute or keep",
     "fuse or split a backward",
+    "even out two ranks",
 )
-PHASE_OF_MOVE = (0, 0, 0, 1, 0, 0, 1, 0, 2, 2, 2, 2)
+PHASE_OF_MOVE = (0, 0, 0, 1, 0, 0, 1, 0, 2, 2, 2, 2, 0)
 """0 partition, 1 placement, 2 schedule."""
+JUSTIFIED = 3
+"""At most so many times is a move's outcome justified."""
+PROMISING = 0.02
+"""A move's outcome is justified if its score is at most so much above the present one."""
 
 
 @njit(cache=True, nogil=True)
@@ -43,20 +50,14 @@ def anneal(
     out_N4 = np.zeros((3 * layers * microbatches, 4), np.int64)
     start_N, peak_P = np.empty(3 * layers * microbatches), np.empty(ranks)
     counts = np.zeros(3, np.int64)
-    current = evaluate(
+    current, span, first_S, key_SKM = judged(
         rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
         latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, out_N4, start_N, peak_P,
+        JUSTIFIED, np.inf, False,
     )  # fmt: skip
-    now = (rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s)
-    best, kept = current, now
-    if current < np.inf:
-        stages = 1
-        for layer in range(1, layers):
-            stages += cut_L[layer] or rank_L[layer] != rank_L[layer - 1]
-        actions = 3 * stages * microbatches
-        if not fused_L.any():
-            keys = anchored(rank_L, cut_L, key_LKM, out_N4, start_N, actions)
-            now = (rank_L, cut_L, recompute_L, fused_L, keys, patience_s)
+    keys = keys_of_layers(first_S, key_SKM, layers) if current < np.inf else key_LKM
+    now = (rank_L, cut_L, recompute_L, fused_L, keys, patience_s)
+    best, kept = span, now
     for step in range(steps):
         heat = hot * (cold / hot) ** (step / steps)
         dice = np.random.random()
@@ -64,31 +65,36 @@ def anneal(
         while weights[move] < dice:
             move += 1
         r, c, x, u, n, k = now
-        if move <= 7:
+        if move <= 7 or move == 12:
             r, c, x, u = r.copy(), c.copy(), x.copy(), u.copy()
-            _regroup(move, r, c, x, u, ranks)
+            if move == 12:
+                _even_out(r, c, x, u, costs_4L, speed_P)
+            else:
+                _regroup(move, r, c, x, u, ranks)
         elif move <= 9:
             n, k = n.copy(), k.copy()
             _reprioritize(move, n, k, best)
         else:
             x, u = x.copy(), u.copy()
             _toggle(r, c, x if move == 10 else u)
-        if move < 7:
+        if move < 7 or move == 12:
             hope = least_makespan(r, costs_4L, speed_P, host_s, microbatches)
-            if hope > current + 5 * heat:
+            if hope > span + 5 * heat:
                 continue
-        made = evaluate(
+        made, length, first_S, key_SKM = judged(
             r, c, x, u, n, k, costs_4L, bytes_4L, speed_P, latency_PP, s_per_byte_PP, host_s,
             capacity_P, microbatches, out_N4, start_N, peak_P,
+            JUSTIFIED, current * (1 + PROMISING), np.random.random() < 0.25,
         )  # fmt: skip
         counts[PHASE_OF_MOVE[move]] += 1
         if made == np.inf:
             continue
         if made <= current or np.random.random() < np.exp((current - made) / heat):
-            now, current = (r, c, x, u, n, k), made
-            if made < best:
-                best, kept = made, now
-    return best, kept, current, now, counts
+            now = (r, c, x, u, keys_of_layers(first_S, key_SKM, layers), k)
+            current, span = made, length
+            if span < best:
+                best, kept = span, now
+    return best, kept, span, now, counts
 
 
 @njit(cache=True, nogil=True)
@@ -145,6 +151,56 @@ def _regroup(move, r, c, x, u, ranks):
             _paint(r, c, b, p)
     elif move == 7:
         c[a] = not c[a]
+    for layer in range(1, layers):  # a stage has one flag
+        if r[layer] == r[layer - 1] and not c[layer]:
+            x[layer], u[layer] = x[layer - 1], u[layer - 1]
+
+
+@njit(cache=True, nogil=True)
+def _even_out(r, c, x, u, costs_4L, speed_P):
+    """Hands work from one of the busiest ranks to one of the idlest, in place: over a border
+    between stages, by a layer alone, or a heavier layer against a lighter one nearby.
+    """
+    layers, ranks = r.shape[0], speed_P.shape[0]
+    load_P, work_L = np.zeros(ranks), np.empty(layers)
+    for layer in range(layers):
+        work_L[layer] = costs_4L[0, layer] + costs_4L[1, layer] + costs_4L[2, layer]
+        load_P[r[layer]] += work_L[layer] / speed_P[r[layer]]
+    order = np.argsort(load_P)
+    third = max(1, ranks // 3)
+    idle = order[np.random.randint(third)]
+    busy = order[ranks - 1 - np.random.randint(third)]
+    a = np.random.randint(layers)
+    dice = np.random.random()
+    if dice < 0.5:
+        for turn in range(layers):
+            b = (a + turn) % layers
+            if b + 1 == layers or r[b] == r[b + 1]:
+                continue
+            if r[b] == busy or (r[b + 1] == idle and np.random.random() < 0.5):
+                r[b] = r[b + 1]
+                break
+            if r[b + 1] == busy or (r[b] == idle and np.random.random() < 0.5):
+                r[b + 1] = r[b]
+                break
+        c[b] = c[b] and r[b] == r[b - 1]
+        if b + 1 < layers:
+            c[b + 1] = False
+    else:
+        while r[a] != busy:
+            a = (a + 1) % layers
+        b = -1
+        if dice > 0.7:
+            nearest = np.inf
+            for layer in range(layers):
+                more = work_L[a] - work_L[layer]
+                if r[layer] == idle and 0 < more < load_P[busy] - load_P[idle]:
+                    far = abs(layer - a) * (0.5 + np.random.random())
+                    if far < nearest:
+                        nearest, b = far, layer
+        r[a] = idle
+        if b >= 0:
+            r[b] = busy
     for layer in range(1, layers):  # a stage has one flag
         if r[layer] == r[layer - 1] and not c[layer]:
             x[layer], u[layer] = x[layer - 1], u[layer - 1]

@@ -22,7 +22,11 @@ FIELD = ((0.25, 8), (0.5, 4), (0.75, 2), (1.01, 1))
 """Until this share of the budget, so many candidates are kept."""
 
 CHANCES = dict(
-    zip(MOVES, (0.05, 0.09, 0.06, 0.05, 0.16, 0.18, 0.04, 0.03, 0.14, 0.18, 0.0, 0.0), strict=True)
+    zip(
+        MOVES,
+        (0.04, 0.05, 0.05, 0.03, 0.12, 0.09, 0.02, 0.02, 0.08, 0.10, 0.0, 0.0, 0.40),
+        strict=True,
+    )
 )
 
 
@@ -34,7 +38,7 @@ def move_chances(problem: Problem, phases: frozenset[str]) -> np.ndarray:
     if (problem.backward_s < problem.input_grad_s + problem.weight_grad_s).any():
         chances["fuse or split a backward"] = 0.04
     if "placement" not in phases:  # stages stay in order, one per rank
-        keep = {"move a stage border"} | set(MOVES[7:])
+        keep = {"move a stage border"} | set(MOVES[7:12])
         chances = {name: c if name in keep else 0.0 for name, c in chances.items()}
         chances["split or join stages"] = 0.0
     if "partition" not in phases:  # stages stay whole
@@ -123,8 +127,7 @@ def _anneal(start, search: Search, weights, steps: int, heat: float, seed: tuple
         number,
     )  # fmt: skip
     best_s, best, last_s, last, counts = anneal(*arguments)
-    best_s, made = justified(Candidate(*best), best_s, search.problem, search.arrays)
-    return best_s, made, last_s, Candidate(*last), counts
+    return best_s, Candidate(*best), last_s, Candidate(*last), counts
 
 
 def starts_for(problem: Problem, phases: frozenset[str], seed: int) -> list[Candidate]:

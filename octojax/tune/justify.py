@@ -12,15 +12,21 @@ import numpy as np
 from numba import njit
 
 from octojax.tune.candidate import LATE_S, Candidate, problem_arrays, stage_arrays
+from octojax.tune.list_schedule import list_schedule
 from octojax.tune.measure import quick_makespan, run
 from octojax.tune.problem import Problem
+from octojax.tune.reverse import reverse_schedule
+
+TAIL = 1.0
+"""Weight of the ranks' ends (root mean square) beside the makespan in `judged`'s score: a
+plan in which more ranks end early has more room for the next change."""
 
 
 def justified(
     found: Candidate, makespan_s: float, problem: Problem, arrays: tuple | None = None
 ) -> tuple[float, Candidate]:
     """Returns the better of a candidate and its justified forms, with its makespan."""
-    if found.fused_L.any() or makespan_s == np.inf:
+    if makespan_s == np.inf:
         return makespan_s, found
     arrays = problem_arrays(problem) if arrays is None else arrays
     best = makespan_s, found
@@ -39,15 +45,10 @@ def _forms(found: Candidate, makespan_s: float, problem: Problem, arrays: tuple)
     """Yields the candidate with keys from the end: W as late as ever, or when its time comes."""
     _, rows, starts, _ = run(found, problem, arrays)
     a = stage_arrays(*found.arrays[:5], *arrays[:7])
-    first, rank_S, time_SK = a[0], a[1], a[4]
-    shape = (len(rank_S), 3, problem.microbatches)
-    end = np.zeros(shape)
-    end[rows[:, 1], rows[:, 2], rows[:, 3]] = starts + time_SK[rows[:, 1], rows[:, 2]]
-    begin = makespan_s - backward(
-        rank_S, time_SK, a[5].sum(axis=1), a[6].sum(axis=1), makespan_s - end, problem.ranks
-    )
-    stage_L = np.repeat(np.arange(len(rank_S)), np.diff(first))
-    keys = np.ascontiguousarray(begin[stage_L])
+    key_SKM = np.zeros_like(a[7])
+    from_the_end(a[1:7], a[8], makespan_s, rows, starts, len(rows), key_SKM)
+    stage_L = np.repeat(np.arange(len(a[1])), np.diff(a[0]))
+    keys = np.ascontiguousarray(key_SKM[stage_L])
     keys[:, 0] += 1e-9 * np.arange(len(stage_L))[:, None]
     yield replace(found, key_LKM=keys)
     late = keys.copy()
@@ -56,41 +57,91 @@ def _forms(found: Candidate, makespan_s: float, problem: Problem, arrays: tuple)
 
 
 @njit(cache=True, nogil=True)
-def backward(rank_S, time_SK, hop_f_S, hop_i_S, key_SKM, ranks):
-    """Returns when each action ends, counted back from the end, in a schedule built in reverse.
+def from_the_end(shape, fused_S, makespan_s, out_N4, start_N, actions, key_SKM):
+    """Fills `key_SKM` with when each action starts in the schedule built from the end.
 
-    `key_SKM` smallest first, in reverse time. In reverse, W has nothing before it, I of a stage
-    waits for its W and for I of the stage before it, F for its I and for F of the stage behind.
-    Microbatches of a stage keep their order.
+    `shape` holds ranks, stages of each rank, durations and transfers as `list_schedule` takes
+    them; `out_N4`, `start_N` describe a schedule built from the front.
     """
-    S, M = rank_S.shape[0], key_SKM.shape[2]
-    done = np.zeros((S, 3), np.int64)  # counted from the last microbatch
-    stop = np.full((S, 3, M), np.inf)  # reverse time at which an action is over
-    clock = np.zeros(ranks)
-    for _ in range(3 * S * M):
-        best, best_key, stage, kind = np.inf, np.inf, 0, 0
-        for s in range(S):
-            now = clock[rank_S[s]]
-            if now > best:
-                continue
-            for k in range(3):
-                m = M - 1 - done[s, k]
-                if m < 0:
-                    continue
-                ready = 0.0
-                if k == 1:
-                    ready = stop[s, 2, m]
-                    if s > 0:
-                        ready = max(ready, stop[s - 1, 1, m] + hop_i_S[s])
-                elif k == 0:
-                    ready = stop[s, 1, m]
-                    if s < S - 1:
-                        ready = max(ready, stop[s + 1, 0, m] + hop_f_S[s])
-                ready = max(ready, now)
-                if ready < best or (ready == best and key_SKM[s, k, m] < best_key):
-                    best, best_key, stage, kind = ready, key_SKM[s, k, m], s, k
-        m = M - 1 - done[stage, kind]
-        done[stage, kind] += 1
-        stop[stage, kind, m] = best + time_SK[stage, kind]
-        clock[rank_S[stage]] = stop[stage, kind, m]
-    return stop
+    rank_S, first_P, held_S, time_SK, send_f_S2, send_i_S2 = shape
+    for n in range(actions):
+        s, k, m = out_N4[n, 1], out_N4[n, 2], out_N4[n, 3]
+        key_SKM[s, k, m] = makespan_s - start_N[n] - time_SK[s, k]
+    stop = np.zeros_like(key_SKM)
+    length = reverse_schedule(
+        rank_S, first_P, held_S, time_SK, send_f_S2, send_i_S2, key_SKM, fused_S, stop
+    )
+    key_SKM[:] = length - stop
+
+
+@njit(cache=True, nogil=True)
+def judged(
+    rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
+    latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, out_N4, start_N, peak_P, rounds,
+    limit, late,
+):  # fmt: skip
+    """Returns `(score, makespan, first layer of each stage, stage keys)` of a candidate after at
+    most `rounds` justifications, as long as each improves the score and is below `limit`.
+
+    `late`: a justified W comes after every F and I that is ready, else when its time has come.
+    """
+    a = stage_arrays(
+        rank_L, cut_L, recompute_L, fused_L, key_LKM, costs_4L, bytes_4L, speed_P, latency_PP,
+        s_per_byte_PP, host_s, capacity_P,
+    )  # fmt: skip
+    best_SKM = a[7]
+    for r in range(speed_P.shape[0]):
+        if a[12][r] < 0.0 or a[2][r] == a[2][r + 1]:  # state alone does not fit, or an idle rank
+            return np.inf, np.inf, a[0], best_SKM
+    makespan = list_schedule(
+        a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12],
+        microbatches, patience_s[0], out_N4, start_N, peak_P,
+    )  # fmt: skip
+    if makespan == np.inf:
+        return np.inf, np.inf, a[0], best_SKM
+    actions = 0
+    for s in range(a[1].shape[0]):
+        actions += (2 if a[8][s] else 3) * microbatches
+    score = makespan + TAIL * _ends(out_N4, start_N, a[4], actions, speed_P.shape[0])
+    span = makespan
+    shape = (a[1], a[2], a[3], a[4], a[5], a[6])
+    for _ in range(rounds):
+        if score > limit:
+            break
+        key_SKM = np.zeros_like(best_SKM)
+        from_the_end(shape, a[8], span, out_N4, start_N, actions, key_SKM)
+        if late:
+            key_SKM[:, 2] += LATE_S
+        span = list_schedule(
+            a[1], a[2], a[3], a[4], a[5], a[6], key_SKM, a[8], a[9], a[10], a[11], a[12],
+            microbatches, patience_s[0], out_N4, start_N, peak_P,
+        )  # fmt: skip
+        if span == np.inf:
+            break
+        made = span + TAIL * _ends(out_N4, start_N, a[4], actions, speed_P.shape[0])
+        if made >= score * (1 - 1e-9):
+            break
+        score, makespan, best_SKM = made, span, key_SKM
+    return score, makespan, a[0], best_SKM
+
+
+@njit(cache=True, nogil=True)
+def _ends(out_N4, start_N, time_SK, actions, ranks):
+    """Returns the root mean square of when the ranks' last actions end."""
+    end_P = np.zeros(ranks)
+    for n in range(actions):
+        end = start_N[n] + time_SK[out_N4[n, 1], out_N4[n, 2]]
+        end_P[out_N4[n, 0]] = max(end_P[out_N4[n, 0]], end)
+    return np.sqrt(np.mean(end_P * end_P))
+
+
+@njit(cache=True, nogil=True)
+def keys_of_layers(first_S, key_SKM, layers):
+    """Returns stage keys spread to layers; within a stage forward and backward stay in order."""
+    made = np.empty((layers, 3, key_SKM.shape[2]))
+    for s in range(key_SKM.shape[0]):
+        for layer in range(first_S[s], first_S[s + 1]):
+            made[layer, 0] = key_SKM[s, 0] + 1e-9 * layer
+            made[layer, 1] = key_SKM[s, 1] - 1e-9 * layer
+            made[layer, 2] = key_SKM[s, 2]
+    return made
