@@ -9,7 +9,7 @@ priorities follow the stages they were made for.
 import numpy as np
 from numba import njit
 
-from octojax.tune.justify import judged, keys_of_layers
+from octojax.tune.justify import ROUNDS, judged, keys_of_layers
 
 MOVES = (
     "relocate a layer",
@@ -28,8 +28,6 @@ MOVES = (
 )
 PHASE_OF_MOVE = (0, 0, 0, 1, 0, 0, 1, 0, 2, 2, 2, 2, 0)
 """0 partition, 1 placement, 2 schedule."""
-JUSTIFIED = 3
-"""At most so many times is a move's outcome justified."""
 PROMISING = 0.02
 """A move's outcome is justified if its score is at most so much above the present one."""
 
@@ -53,7 +51,7 @@ def anneal(
     current, span, first_S, key_SKM = judged(
         rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
         latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, out_N4, start_N, peak_P,
-        JUSTIFIED, np.inf, False,
+        ROUNDS, np.inf, False,
     )  # fmt: skip
     keys = keys_of_layers(first_S, key_SKM, layers) if current < np.inf else key_LKM
     now = (rank_L, cut_L, recompute_L, fused_L, keys, patience_s)
@@ -84,7 +82,7 @@ def anneal(
         made, length, first_S, key_SKM = judged(
             r, c, x, u, n, k, costs_4L, bytes_4L, speed_P, latency_PP, s_per_byte_PP, host_s,
             capacity_P, microbatches, out_N4, start_N, peak_P,
-            JUSTIFIED, current * (1 + PROMISING), np.random.random() < 0.25,
+            ROUNDS, current * (1 + PROMISING), np.random.random() < 0.25,
         )  # fmt: skip
         counts[PHASE_OF_MOVE[move]] += 1
         if made == np.inf:

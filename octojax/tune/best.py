@@ -1,6 +1,7 @@
 """The default search: many starting points, annealed in parallel, the weak ones dropped."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,12 +15,32 @@ from octojax.tune.search import PHASES, Search
 from octojax.tune.starts import fixed_points, starting_points
 
 WORKERS = 2
-ROUND_ACTIONS = 1_500_000
-"""Actions simulated by one worker in one round; fixes a round's number of moves."""
-HOT, COLD = 3e-3, 3e-5
-"""Temperatures of the annealing, as shares of the makespan."""
-FIELD = ((0.25, 8), (0.5, 4), (0.75, 2), (1.01, 1))
-"""Until this share of the budget, so many candidates are kept."""
+ROUND_ACTIONS = 500_000
+"""Actions that one worker's moves have in one round; fixes a round's number of moves."""
+COLD = 2e-5
+"""Temperature at the end of each heat, as a share of the makespan."""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Until this share of the budget so many candidates race, cooling down from `hot`."""
+
+    until: float
+    field: int
+    hot: float
+
+
+HEATS = (Heat(0.15, 16, 8e-4), Heat(0.35, 8, 8e-4), Heat(0.6, 4, 6e-4), Heat(1.01, 2, 6e-4))
+
+
+@dataclass
+class Runner:
+    """A candidate of the field: the best it became in this heat, and where it is now."""
+
+    best_s: float
+    best: Candidate
+    last_s: float
+    last: Candidate
 
 CHANCES = dict(
     zip(
@@ -65,49 +86,81 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
     """
     problem = search.problem
     weights = move_chances(problem, phases)
-    field = [(quick_makespan(c, problem, search.arrays), c) for c in starts]
-    field = sorted((t for t in field if t[0] < np.inf), key=lambda t: t[0])
-    if "schedule" in phases:
-        field = [justified(c, t, problem, search.arrays) for t, c in field[:16]]
-    search.evaluations += len(field)
-    field = sorted((t for t in field if t[0] < np.inf), key=lambda t: t[0])
-    for makespan, found in field[:1]:
-        search.offer_candidate(found, makespan, "schedule")
+    field = [Runner(t, c, t, c) for t, c in _measured(search, phases, starts)]
+    for runner in field:  # transfer buffers may push the quickest over a capacity
+        if search.offer_candidate(runner.best, runner.best_s, "schedule"):
+            break
     if weights[-1] == 0 or not field:
         search.stop = search.stop or "nothing to change"
         return
-    actions = 3 * len(stages_of(field[0][1])[1]) * problem.microbatches
+    actions = 3 * len(stages_of(field[0].best)[1]) * problem.microbatches
     steps = min(2000, max(20, ROUND_ACTIONS // actions))
-    turn, room = 0, affordable(0.0, search.limits.share(0.0, 1))
+    turn, heat = 0, -1
+    room = affordable(0.0, search.limits.share(0.0, 1))
     with ThreadPoolExecutor(WORKERS) as pool:
         while not search.finished():
             share = search.share
-            keep = min(room, next(n for until, n in FIELD if share < until))
-            field = field[:keep] if len(field) > keep else field
-            picks = [(turn + w) % len(field) for w in range(WORKERS)]
-            heat = HOT * (1 - share) ** 1.5 + COLD
-            jobs = [
-                pool.submit(_anneal, field[at], search, weights, steps, heat, (seed, turn, w))
-                for w, at in enumerate(picks)
-            ]
-            turn += len(jobs)
+            number = next(n for n, h in enumerate(HEATS) if share < h.until)
+            if number != heat:
+                heat = number
+                field = restarted(field, min(room, HEATS[heat].field))
+            jobs = []
+            for w in range(WORKERS):
+                at = (turn + w) % len(field)
+                arguments = (field[at], search, weights, steps, degree(share), (seed, turn, w))
+                jobs.append((at, pool.submit(_anneal, *arguments)))
+            turn += WORKERS
             phase, moved = PHASES[0], set()
-            for at, job in zip(picks, jobs, strict=True):
-                best_s, best, last_s, last, counts = job.result()
+            for at, job in jobs:
+                runner, counts = job.result()
                 search.evaluations += int(counts.sum())
                 for phase, count in zip(PHASES, counts.tolist(), strict=True):
                     search.counts[phase] += count
                 phase = PHASES[int(counts.argmax())]
-                search.offer_candidate(best, best_s, phase)
-                end = (best_s, best) if share > 0.6 else (last_s, last)
-                if at not in moved or end[0] < field[at][0]:
-                    field[at] = end
+                search.offer_candidate(runner.best, runner.best_s, phase)
+                if at not in moved or runner.last_s < field[at].last_s:
+                    field[at] = better(field[at], runner)
                 moved.add(at)
-            if turn % max(len(field), 2) == 0:
-                field.sort(key=lambda t: t[0])
             search.iteration += 1
             room = affordable(share, search.share)
             search.report(phase)
+
+
+def _measured(
+    search: Search, phases: frozenset[str], starts: list[Candidate]
+) -> list[tuple[float, Candidate]]:
+    """Returns the starting candidates that fit with their makespans, the quickest first."""
+    problem = search.problem
+    timed = [(quick_makespan(c, problem, search.arrays), c) for c in starts]
+    timed = sorted((t for t in timed if t[0] < np.inf), key=lambda t: t[0])
+    search.evaluations += len(timed)
+    if "schedule" in phases:
+        timed = [justified(c, t, problem, search.arrays) for t, c in timed]
+    return sorted(timed, key=lambda t: t[0])
+
+
+def restarted(field: list[Runner], keep: int) -> list[Runner]:
+    """Returns the best of a heat, each at the best point it reached."""
+    ranked = sorted(field, key=lambda r: r.best_s)[:keep]
+    return [Runner(r.best_s, r.best, r.best_s, r.best) for r in ranked]
+
+
+def better(before: Runner, after: Runner) -> Runner:
+    """Returns the runner after a round: where it is now, and the best it ever was."""
+    if after.best_s < before.best_s:
+        return after
+    return Runner(before.best_s, before.best, after.last_s, after.last)
+
+
+def degree(share: float) -> float:
+    """Returns the temperature, as a share of the makespan, when so much of the budget is spent."""
+    begun = 0.0
+    for heat in HEATS:
+        if share < heat.until:
+            left = (heat.until - share) / (heat.until - begun)
+            return heat.hot * left**1.5 + COLD
+        begun = heat.until
+    return COLD
 
 
 def affordable(before: float, after: float) -> int:
@@ -115,26 +168,26 @@ def affordable(before: float, after: float) -> int:
     spent to another.
     """
     rounds = (1 - after) / max(after - before, 1e-9)
-    return int(min(FIELD[0][1], max(1, rounds * WORKERS // 16)))
+    return int(min(HEATS[0].field, max(1, rounds * WORKERS // 8)))
 
 
-def _anneal(start, search: Search, weights, steps: int, heat: float, seed: tuple):
-    """Returns best and last candidate of one round with their makespans, and counts."""
-    makespan, found = start
+def _anneal(runner: Runner, search: Search, weights, steps: int, heat: float, seed: tuple):
+    """Returns the runner after one round, and evaluations per phase."""
     number = int(np.random.default_rng(seed).integers(2**31))
+    start_s = runner.last_s
     arguments = (
-        *found.arrays, *search.arrays, weights, steps, heat * makespan, 0.5 * heat * makespan,
+        *runner.last.arrays, *search.arrays, weights, steps, heat * start_s, 0.7 * heat * start_s,
         number,
     )  # fmt: skip
     best_s, best, last_s, last, counts = anneal(*arguments)
-    return best_s, Candidate(*best), last_s, Candidate(*last), counts
+    return Runner(best_s, Candidate(*best), last_s, Candidate(*last)), counts
 
 
 def starts_for(problem: Problem, phases: frozenset[str], seed: int) -> list[Candidate]:
     """Returns starting candidates that respect the phases that may not be changed."""
     made = fixed_points(problem, phases)
     if phases >= {"partition", "placement"}:
-        made = starting_points(problem, seed)[:12] + made
+        made = starting_points(problem, seed) + made
     if "schedule" in phases and memory_may_bind(problem):
         made += [less for found in [*made[:6], made[-1]] for less in frugal(found)]
     return made

@@ -13,10 +13,11 @@ from numba import njit
 
 from octojax.tune.candidate import LATE_S, Candidate, problem_arrays, stage_arrays
 from octojax.tune.list_schedule import list_schedule
-from octojax.tune.measure import quick_makespan, run
 from octojax.tune.problem import Problem
 from octojax.tune.reverse import reverse_schedule
 
+ROUNDS = 3
+"""At most so many times is a candidate justified: later ones gain nothing."""
 TAIL = 1.0
 """Weight of the ranks' ends (root mean square) beside the makespan in `judged`'s score: a
 plan in which more ranks end early has more room for the next change."""
@@ -26,34 +27,19 @@ def justified(
     found: Candidate, makespan_s: float, problem: Problem, arrays: tuple | None = None
 ) -> tuple[float, Candidate]:
     """Returns the better of a candidate and its justified forms, with its makespan."""
-    if makespan_s == np.inf:
-        return makespan_s, found
+    layers, microbatches = problem.num_layers, problem.microbatches
+    rows = np.zeros((3 * layers * microbatches, 4), np.int64)
+    starts, peaks = np.zeros(len(rows)), np.zeros(problem.ranks)
     arrays = problem_arrays(problem) if arrays is None else arrays
     best = makespan_s, found
-    for _ in range(3):
-        improved = False
-        for candidate in _forms(best[1], best[0], problem, arrays):
-            made = quick_makespan(candidate, problem, arrays)
-            if made < best[0] * (1 - 1e-9):
-                best, improved = (made, candidate), True
-        if not improved:
-            break
+    for late in (False, True):
+        _, makespan, first_S, key_SKM = judged(
+            *found.arrays, *arrays, rows, starts, peaks, ROUNDS, np.inf, late
+        )
+        if makespan < best[0]:
+            keys = keys_of_layers(first_S, key_SKM, layers)
+            best = makespan, replace(found, key_LKM=keys)
     return best
-
-
-def _forms(found: Candidate, makespan_s: float, problem: Problem, arrays: tuple):
-    """Yields the candidate with keys from the end: W as late as ever, or when its time comes."""
-    _, rows, starts, _ = run(found, problem, arrays)
-    a = stage_arrays(*found.arrays[:5], *arrays[:7])
-    key_SKM = np.zeros_like(a[7])
-    from_the_end(a[1:7], a[8], makespan_s, rows, starts, len(rows), key_SKM)
-    stage_L = np.repeat(np.arange(len(a[1])), np.diff(a[0]))
-    keys = np.ascontiguousarray(key_SKM[stage_L])
-    keys[:, 0] += 1e-9 * np.arange(len(stage_L))[:, None]
-    yield replace(found, key_LKM=keys)
-    late = keys.copy()
-    late[:, 2] += LATE_S
-    yield replace(found, key_LKM=late)
 
 
 @njit(cache=True, nogil=True)

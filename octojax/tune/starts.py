@@ -25,7 +25,7 @@ from octojax.tune.problem import Problem
 
 TURNS = (1, 2, 3, 4, 5, 6, 8)
 EVENNESS = (1.0, 5.0)
-GROWTHS = (1.0, 1.5, 2.0)
+GROWTHS = (1.0, 1.35, 1.5, 1.65, 1.8, 2.0)
 
 
 def starting_points(problem: Problem, seed: int = 0, steps: int = 20_000) -> list[Candidate]:
@@ -87,10 +87,10 @@ def orders(problem: Problem) -> list[tuple[list[int], tuple[float, ...]]]:
     for turns in TURNS:
         if turns > 1 and turns * problem.ranks > problem.num_layers:
             break
-        made.append((list(ranks) * turns, GROWTHS if turns > 1 else (1.0,)))
+        made.append((list(ranks) * turns, GROWTHS[::2] if turns > 1 else (1.0,)))
         if turns > 1 and problem.ranks > 2:
             down_up = [*ranks, *reversed(ranks)]
-            made.append(((down_up * turns)[: turns * problem.ranks], (1.0,)))
+            made.append(((down_up * turns)[: turns * problem.ranks], GROWTHS))
     return made
 
 
