@@ -21,8 +21,7 @@ from octojax.tune.partitions import min_max, mist
 from octojax.tune.problem import Problem
 
 SEARCHED = frozenset({"zb-auto", "hanayo", "tessel", "v-half", "v-min", "1f1b-v", "zb-greedy"})
-"""Families whose table is the outcome of a search: left out beyond `SMALL` ranks*microbatches."""
-SMALL = 48
+"""Families whose table is the outcome of a search: measured last."""
 LARGE_CUT = 2_000_000
 """Stages * layers^2 beyond which many-chunk tables are tried on the uniform partition alone."""
 CHUNKS = (2, 3, 4, 6, 8)
@@ -49,15 +48,19 @@ def partitions(problem: Problem, stages: int) -> Iterator[tuple[str, Partition]]
             yield name, made
 
 
-def published(problem: Problem) -> Iterator[Measured]:
-    """Yields every published schedule on every partition, measured; also those too large."""
+def published(problem: Problem, enough: Callable[[], bool] = lambda: False) -> Iterator[Measured]:
+    """Yields every published schedule on every partition, measured; also those too large.
+
+    1F1B on the uniform partition comes first; once `enough()`, nothing after it.
+    """
     p = problem
-    size = p.ranks * p.microbatches
     links = Links.of(p.profile.machine, p.ranks)
-    for name, family in SCHEDULES.items():
-        if name in SEARCHED and size > SMALL:
-            continue
+    order = sorted(SCHEDULES, key=lambda name: (name != "1f1b", name in SEARCHED))
+    for name in order:
+        family = SCHEDULES[name]
         for chunks in _chunk_counts(problem, family):
+            if name != "1f1b" and enough():
+                return
             try:
                 table = family.generate(p.ranks, p.microbatches, chunks)
             except (ValueError, OctoPipeError):
@@ -67,6 +70,8 @@ def published(problem: Problem) -> Iterator[Measured]:
                 tables.append((f"{name}-split", split(table)))
             compiled = [(label, rows, Table.of(rows)) for label, rows in tables]
             for how, partition in partitions(p, table.num_stages):
+                if how != "uniform" and enough():
+                    return
                 costs = StageCosts.of(p.profile, partition)
                 for label, rows, known in compiled:
                     made = evaluate(known, costs, links)

@@ -7,6 +7,7 @@ import numpy as np
 
 from octojax.tune.anneal import MOVES, PHASE_OF_MOVE, anneal
 from octojax.tune.candidate import Candidate
+from octojax.tune.exact import is_small, solve
 from octojax.tune.justify import justified
 from octojax.tune.measure import quick_makespan, stages_of
 from octojax.tune.memory import frugal, memory_may_bind
@@ -17,6 +18,9 @@ from octojax.tune.starts import fixed_points, starting_points
 WORKERS = 2
 ROUND_ACTIONS = 500_000
 """Actions that one worker's moves have in one round; fixes a round's number of moves."""
+SETTLE_NODES = 300_000
+STARTS_SHARE = 0.25
+"""No further starting points are made when this share of the budget is spent."""
 COLD = 2e-5
 """Temperature at the end of each heat, as a share of the makespan."""
 
@@ -41,6 +45,7 @@ class Runner:
     best: Candidate
     last_s: float
     last: Candidate
+
 
 CHANCES = dict(
     zip(
@@ -93,6 +98,8 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
     if weights[-1] == 0 or not field:
         search.stop = search.stop or "nothing to change"
         return
+    if phases == frozenset(PHASES) and is_small(problem) and settle(search):
+        return
     actions = 3 * len(stages_of(field[0].best)[1]) * problem.microbatches
     steps = min(2000, max(20, ROUND_ACTIONS // actions))
     turn, heat = 0, -1
@@ -126,6 +133,24 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
             search.report(phase)
 
 
+def settle(search: Search) -> bool:
+    """Enumerates a small case within `SETTLE_NODES`; returns whether what is best now is the
+    proven optimum.
+
+    The enumeration splits every backward, and leaves memory and shared links out: nothing below
+    the present makespan is then a proof, something below it that fits is a better plan.
+    """
+    problem = search.problem
+    found = solve(problem, search.makespan_s, SETTLE_NODES)
+    search.evaluations += found.nodes
+    if found.plan is not None:
+        search.offer(found.plan, "schedule")
+    fusing_pays = (problem.backward_s < problem.input_grad_s + problem.weight_grad_s).any()
+    if found.proven and not fusing_pays and search.makespan_s <= found.makespan_s * (1 + 1e-9):
+        search.stop = "optimal"
+    return bool(search.stop)
+
+
 def _measured(
     search: Search, phases: frozenset[str], starts: list[Candidate]
 ) -> list[tuple[float, Candidate]]:
@@ -135,7 +160,10 @@ def _measured(
     timed = sorted((t for t in timed if t[0] < np.inf), key=lambda t: t[0])
     search.evaluations += len(timed)
     if "schedule" in phases:
-        timed = [justified(c, t, problem, search.arrays) for t, c in timed]
+        for at, (makespan, found) in enumerate(timed):
+            if at >= HEATS[0].field and search.time_share > STARTS_SHARE:
+                break
+            timed[at] = justified(found, makespan, problem, search.arrays)
     return sorted(timed, key=lambda t: t[0])
 
 
@@ -183,11 +211,18 @@ def _anneal(runner: Runner, search: Search, weights, steps: int, heat: float, se
     return Runner(best_s, Candidate(*best), last_s, Candidate(*last)), counts
 
 
-def starts_for(problem: Problem, phases: frozenset[str], seed: int) -> list[Candidate]:
-    """Returns starting candidates that respect the phases that may not be changed."""
-    made = fixed_points(problem, phases)
+def starts_for(search: Search, phases: frozenset[str], seed: int) -> list[Candidate]:
+    """Returns starting candidates that respect the phases that may not be changed; fewer
+    where the budget is short.
+    """
+    problem = search.problem
+
+    def enough() -> bool:
+        return search.time_share > STARTS_SHARE
+
+    made = fixed_points(problem, phases, enough)
     if phases >= {"partition", "placement"}:
-        made = starting_points(problem, seed) + made
+        made = starting_points(problem, seed, enough=enough) + made
     if "schedule" in phases and memory_may_bind(problem):
         made += [less for found in [*made[:6], made[-1]] for less in frugal(found)]
     return made

@@ -27,6 +27,8 @@ from octojax.tune.search import Search
 LARGEST = 96
 """More actions than this are refused: the enumeration would not end."""
 NODES = 2_000_000
+ASSIGNMENTS = 200_000
+"""More ways to give layers to ranks than this are refused likewise."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,12 @@ def solve(problem: Problem, upper_s: float = np.inf, nodes: int = NODES) -> Exac
     """
     p = problem
     actions = 3 * p.num_layers * p.microbatches
-    if actions > LARGEST:
+    if not is_small(p):
         raise ValueError(
-            f"the exact method is for small cases: {p.num_layers} layers and {p.microbatches} "
-            f"microbatches are {actions} actions, at most {LARGEST} can be enumerated. "
-            f"Use method 'best'"
+            f"the exact method is for small cases: {p.num_layers} layers on {p.ranks} ranks are "
+            f"up to {float(p.ranks) ** p.num_layers:.3g} assignments (at most {ASSIGNMENTS} can "
+            f"be tried), and with {p.microbatches} microbatches {actions} actions (at most "
+            f"{LARGEST} can be enumerated). Use method 'best'"
         )
     arrays = problem_arrays(p)
     used, best_s, best = 0, upper_s, None
@@ -77,6 +80,13 @@ def solve(problem: Problem, upper_s: float = np.inf, nodes: int = NODES) -> Exac
         if value < best_s:
             best_s, best = float(value), _plan(rank_L, rows, p)
     return Exact(best, best_s, used < nodes, used)
+
+
+def is_small(problem: Problem) -> bool:
+    """Whether the enumeration can be expected to end."""
+    p = problem
+    ways = float(p.ranks) ** p.num_layers
+    return 3 * p.num_layers * p.microbatches <= LARGEST and ways <= ASSIGNMENTS
 
 
 def assignments(problem: Problem) -> Iterator[np.ndarray]:

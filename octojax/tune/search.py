@@ -80,6 +80,13 @@ class Search:
     def share(self) -> float:
         return self.limits.share(self.seconds, self.iteration)
 
+    @property
+    def time_share(self) -> float:
+        """How much of the seconds is spent, from 0 to 1; 0 where they are not limited."""
+        if self.limits.seconds is None:
+            return 0.0
+        return Limits(self.limits.seconds).share(self.seconds, 0)
+
     def finished(self) -> bool:
         """Whether a limit is reached; notes which."""
         limits = self.limits

@@ -10,7 +10,7 @@ ranks can be busy with the M * s_(t-1) of the turn before, so s_t may be M / (P 
 s_(t-1): with twice as many microbatches as ranks, stages of 1, 2, 4, 8 layers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numba import njit
@@ -28,19 +28,29 @@ EVENNESS = (1.0, 5.0)
 GROWTHS = (1.0, 1.35, 1.5, 1.65, 1.8, 2.0)
 
 
-def starting_points(problem: Problem, seed: int = 0, steps: int = 20_000) -> list[Candidate]:
-    """Returns candidates with their best priorities each, the quickest first."""
+def starting_points(
+    problem: Problem,
+    seed: int = 0,
+    steps: int = 20_000,
+    enough: Callable[[], bool] = lambda: False,
+) -> list[Candidate]:
+    """Returns candidates with their best priorities each, the quickest first.
+
+    Sequences of ranks are tried until `enough()`, at least one.
+    """
     arrays = problem_arrays(problem)
     found = []
     steps = min(steps, 2000 * problem.num_layers)
     for order, growths in orders(problem):
+        if found and enough():
+            break
         cuts = [
             dealt(problem, order, growth, evenness, seed, steps)
             for growth in growths
             for evenness in (EVENNESS if len(order) > problem.ranks else (0.1,))
         ]
         cuts.append(np.array(min_max(problem.compute_s, len(order))))
-        known = published_orders(problem, order)
+        known = published_orders(problem, order, enough)
         for sizes in {tuple(c.tolist()): c for c in cuts}.values():
             rank_L = np.repeat(np.array(order), sizes)
             made = [
@@ -64,11 +74,17 @@ def priorities(
             yield by_table(problem, table, sizes)
 
 
-def published_orders(problem: Problem, order: list[int]) -> list[Published]:
-    """Returns the published tables whose stages are dealt to ranks in this order."""
+def published_orders(
+    problem: Problem, order: list[int], enough: Callable[[], bool] = lambda: False
+) -> list[Published]:
+    """Returns the published tables whose stages are dealt to ranks in this order, as many as
+    were made before `enough()`.
+    """
     p, turns = problem, len(order) // problem.ranks
     found = []
     for name in ("1f1b", "interleaved", "zb-v", "dualpipe-v", "looped-bfs", "dynapipe"):
+        if enough():
+            break
         try:
             table = generate(name, p.ranks, p.microbatches, turns)
         except ValueError:
@@ -204,8 +220,11 @@ def _judge(border, order, ranks, sum_f, sum_i, sum_w, speed_P, microbatches, hos
     return top + 0.3 * np.sqrt(square / ranks) + evenness * uneven
 
 
-def fixed_points(problem: Problem, phases: frozenset[str]) -> list[Candidate]:
-    """Returns starting candidates of plain form: stages in order, one or more per rank.
+def fixed_points(
+    problem: Problem, phases: frozenset[str], enough: Callable[[], bool] = lambda: False
+) -> list[Candidate]:
+    """Returns starting candidates of plain form: stages in order, one or more per rank; once
+    `enough()`, no more than the first.
 
     Uniform partitions where the partition may not change, else balanced ones; a loop over
     the ranks where placement may change; 1F1B's order where the schedule may not.
@@ -220,6 +239,8 @@ def fixed_points(problem: Problem, phases: frozenset[str]) -> list[Candidate]:
         if "partition" in phases and t == 1:
             cuts.append(min_max(p.compute_s, stages))
         for sizes in dict.fromkeys(cuts):
+            if made and enough():
+                return made
             rank_L = np.repeat(np.arange(stages) % p.ranks, sizes)
             begins = np.zeros(p.num_layers, np.bool_)
             begins[np.cumsum(sizes)[:-1]] = True
@@ -228,7 +249,7 @@ def fixed_points(problem: Problem, phases: frozenset[str]) -> list[Candidate]:
                 made.append(Candidate.of(rank_L, keys, begins))
                 continue
             order = [s % p.ranks for s in range(stages)]
-            known = published_orders(p, order)
+            known = published_orders(p, order, enough)
             for keys in priorities(p, tuple(sizes), known):
                 made.append(Candidate.of(rank_L, keys, begins))
     return made
