@@ -99,6 +99,38 @@ def assert_oracle(
     return loss
 
 
+# ------------------------------------------------------------------ sums
+
+
+def summed_loss(params: list[jax.Array], batch: Batch) -> tuple[jax.Array, dict[str, jax.Array]]:
+    h = batch["x"]
+    for w in params:
+        h = jnp.tanh(h @ w)
+    wrong = (h - batch["y"]) ** 2
+    return wrong.sum(), {"mean": wrong.mean()}
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_loss_that_is_a_sum(shards):
+    """Unequal microbatches add up, also over a data axis; what else is returned is averaged."""
+    batch, params = rows_of(10), dense(4)
+    mesh = Mesh(np.array(jax.devices()[: 2 * shards]).reshape(2, shards), ("pipe", "data"))
+    options = Options(3 if shards == 1 else 2, progress=False, reduction="sum")
+    loss = PipelinedLoss(adapt(params, summed_loss), batch, options, mesh)
+    held = loss.place(loss.pure.params, loss.pure.state)
+    found, value, aux = loss.run(loss.trainer, held, batch)
+    loss.trainer.engine.close()
+    wanted = jax.value_and_grad(lambda p: summed_loss(p, batch)[0])(params)
+    assert relative_error((value, loss.tree(loss.filled(found))), wanted) < 1e-5
+    assert relative_error(aux["mean"], summed_loss(params, batch)[1]["mean"]) < 1e-5
+    assert relative_error(reference(loss.pure.fn, params, {}, batch, loss.batch)[0], value) < 1e-5
+
+
+def test_a_reduction_that_is_neither():
+    with pytest.raises(ValueError, match="reduction = 'total', expected 'mean'.*or 'sum'"):
+        Options(2, reduction="total")
+
+
 # ------------------------------------------------------------------ A. order and hangs
 
 

@@ -26,6 +26,8 @@ class Options:
     "device_put" or "ppermute".
     `recompute` says for every stage, or for all, whether its forward is run again instead of
     stored. `timeout_s` bounds how long a rank waits for a value from another.
+    `reduction` says what the loss does with the rows of its batch: "mean" or "sum". Losses of
+    microbatches, and the gradients with them, join accordingly.
     `compiler_options` go to XLA for every stage program, as those of `jax.jit` do.
     """
 
@@ -42,6 +44,7 @@ class Options:
     profile: Profile | None = None
     tune_seconds: float = 10.0
     compiler_options: dict[str, Any] = field(default_factory=dict)
+    reduction: str = "mean"
     timeout_s: float = 600.0
     seed: int = 0
     progress: bool = True
@@ -56,6 +59,11 @@ class Options:
             raise TypeError(f"pipeline option(s) of the wrong form: {'; '.join(wrong)}")
         if self.microbatches is not None and self.microbatches < 1:
             raise ValueError(f"microbatches = {self.microbatches}, expected a number >= 1")
+        if self.reduction not in ("mean", "sum"):
+            raise ValueError(
+                f"reduction = {self.reduction!r}, expected 'mean' (the loss averages over the "
+                f"rows of its batch) or 'sum' (it adds them up)"
+            )
         if not self.timeout_s > 0:
             raise ValueError(f"timeout_s = {self.timeout_s}, expected seconds > 0")
 

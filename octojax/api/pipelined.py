@@ -93,6 +93,7 @@ class PipelinedLoss:
             [path_name(path) or "the batch" for path, _ in paths],
             count,
             self.mesh.data_size,
+            summed=options.reduction == "sum",
         )
         if options.schedule == "auto" and options.plan is None:
             refuse_with_auto(options)

@@ -43,8 +43,9 @@ def reference(
                 [jnp.stack(pieces) if len(shards) > 1 else pieces[0] for pieces in of_leaf],
                 batches,
                 stacked=len(shards) > 1,
+                loss=e == 0,
             )
-            for of_leaf in (
+            for e, of_leaf in enumerate(
                 [[leaves[e] for leaves in of_shards] for of_shards in flat]
                 for e in range(len(flat[0][0]))
             )

@@ -42,7 +42,8 @@ jax.tree_util.register_dataclass(
 class TrainStep:
     """A compiled pipeline step: `state, metrics = step(state, batch)`.
 
-    `metrics` are `loss` (mean over microbatches, weighted by their rows), `grad_norm` (over
+    `metrics` are `loss` (mean over microbatches, weighted by their rows, or with
+    `reduction="sum"` their sum), `grad_norm` (over
     all stages) and, where the loss returns any, `aux` (joined as `octojax.programs.finish`
     says: floating scalars are averaged, integers summed, rows concatenated).
     """

@@ -194,8 +194,8 @@ class Engine:
                 for (_, slots), dtype in zip(owned, dtypes, strict=True)
             ]
             emits = [
-                join_results([next(rest) for _ in slots], batch, stacked=stacked)
-                for _, slots in emitted
+                join_results([next(rest) for _ in slots], batch, stacked=stacked, loss=leaf == 0)
+                for leaf, slots in emitted
             ]
             return (*grads, *emits)
 

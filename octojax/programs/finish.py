@@ -2,7 +2,8 @@
 
 Results join by what they are:
 
-    floating scalars (the loss)           mean, weighted by the rows of each microbatch
+    the loss                              as `Microbatches.weights` say: mean, or sum
+    other floating scalars                mean, weighted by the rows of each microbatch
     leading axis = rows of a microbatch   concatenated
     other floating arrays                 the weighted mean, element by element
     integers                              sum
@@ -18,11 +19,13 @@ import jax.numpy as jnp
 from octojax.programs.microbatch import Microbatches
 
 
-def join_results(pieces: Sequence[Any], batch: Microbatches, *, stacked: bool) -> Any:
+def join_results(
+    pieces: Sequence[Any], batch: Microbatches, *, stacked: bool, loss: bool = False
+) -> Any:
     """Returns one leaf of what the loss returns, for the whole batch.
 
     `pieces[m]` is the leaf of microbatch m; if `stacked`, with one more leading axis, over
-    the data shards.
+    the data shards. `loss`: the leaf is the loss itself.
     """
     shards = batch.shards if stacked else 1
     first = pieces[0][0] if stacked else pieces[0]
@@ -35,7 +38,7 @@ def join_results(pieces: Sequence[Any], batch: Microbatches, *, stacked: bool) -
         return sum(p.sum(axis=0, dtype=p.dtype) if stacked else p for p in pieces)
     total = sum(
         (p.mean(axis=0) if stacked else p).astype(jnp.promote_types(p.dtype, jnp.float32)) * weight
-        for p, weight in zip(pieces, batch.weights, strict=True)
+        for p, weight in zip(pieces, batch.weights if loss else batch.shares, strict=True)
     )
     return jnp.asarray(total).astype(first.dtype)
 

@@ -29,13 +29,14 @@ class Microbatches:
     """`sizes[m]` rows of every leaf with rows go to microbatch m; `names` are for errors.
 
     With `shards` > 1 each microbatch is spread over that many devices, row blocks in order,
-    and a key is folded with the shard too.
+    and a key is folded with the shard too. `summed`: the loss is a sum over its rows, not a mean.
     """
 
     sizes: tuple[int, ...]
     avals: tuple[jax.ShapeDtypeStruct, ...]
     names: tuple[str, ...]
     shards: int = 1
+    summed: bool = False
 
     @property
     def count(self) -> int:
@@ -54,9 +55,14 @@ class Microbatches:
         return tuple(_kind(aval) for aval in self.avals)
 
     @cached_property
-    def weights(self) -> tuple[float, ...]:
-        """Each microbatch's share of all rows: what its mean loss counts."""
+    def shares(self) -> tuple[float, ...]:
+        """Each microbatch's share of all rows: what a mean over its rows counts."""
         return tuple(size / self.num_rows for size in self.sizes)
+
+    @cached_property
+    def weights(self) -> tuple[float, ...]:
+        """What the loss of each microbatch, averaged over its shards, counts."""
+        return (float(self.shards),) * self.count if self.summed else self.shares
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -117,7 +123,12 @@ class Microbatches:
 
 
 def plan_microbatches(
-    leaves: Sequence[Any], names: Sequence[str], count: int, shards: int = 1
+    leaves: Sequence[Any],
+    names: Sequence[str],
+    count: int,
+    shards: int = 1,
+    *,
+    summed: bool = False,
 ) -> Microbatches:
     """Returns how `count` microbatches are cut from a batch with these leaves.
 
@@ -151,7 +162,7 @@ def plan_microbatches(
         )
     each, more = divmod(units, count)
     sizes = tuple((each + (m < more)) * shards for m in range(count))
-    return Microbatches(sizes, avals, tuple(names), shards)
+    return Microbatches(sizes, avals, tuple(names), shards, summed)
 
 
 def _kind(aval: Any) -> Kind:
