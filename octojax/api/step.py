@@ -11,11 +11,11 @@ import optax
 from octojax.api import saving
 from octojax.api.options import options_of
 from octojax.api.pipelined import Held, PipelinedLoss
-from octojax.api.recording import beside_slots, recorded_timeline
+from octojax.api.beside import beside_slots
 from octojax.api.reference import reference
 from octojax.api.report import StepReport, report
 from octojax.executor.engine import Results
-from octojax.executor.recorded import Recorder
+from octojax.executor.recorded import Ledger, Recorder, timeline_of
 from octojax.executor.share import shared_exchange
 from octojax.frontends import adapt
 from octojax.ir import LayerGraph, Plan, Timeline
@@ -50,6 +50,7 @@ class TrainStep:
 
     def __init__(self, loss: PipelinedLoss, optimizer: optax.GradientTransformation) -> None:
         self.loss, self.optimizer = loss, optimizer
+        self._ledger = Ledger()
 
     @property
     def plan(self) -> Plan:
@@ -92,9 +93,12 @@ class TrainStep:
         """
         if not record:
             return self._step(state, batch, None)
-        recorder, held = Recorder(), beside_slots(self.loss, state.opt_state)
+        _expect_state(state)
+        if self._ledger.beside is None:
+            self._ledger.beside = beside_slots(self.loss, state.opt_state)
+        recorder = Recorder(self._ledger)
         new, metrics = self._step(state, batch, recorder)
-        return new, metrics, recorded_timeline(self.loss, recorder, held)
+        return new, metrics, timeline_of(recorder, self.loss.lowered, self.loss.schedule)
 
     def _step(
         self, state: TrainState, batch: Any, recorder: Recorder | None

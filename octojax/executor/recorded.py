@@ -1,18 +1,20 @@
 """A step as it really happened: clock readings and live bytes of every instruction.
 
-    recorder = Recorder()
+    ledger = Ledger()                           one per compiled step
+    recorder = Recorder(ledger)                 one per recorded step
     engine.run(..., record=recorder)
     timeline_of(recorder, engine, schedule)     the same in every process
 
 A recorded step runs the same compiled programs in the same order as any other; it only waits
 for the results of each before the next, and reads the clock. Where one program runs several
-actions (`0F3+0B3`), its time is divided among them in proportion to their operations.
+actions (`0F3+0B3`), its time is divided among them in proportion to their operations. All else
+(sizes, proportions, names) is the same in every step: the first one writes it into the ledger.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -21,51 +23,100 @@ import jax
 from octojax.executor.instructions import Do, Instruction, RankProgram
 from octojax.executor.lower import Lowered
 from octojax.executor.record import Span, TransferClock, measured
-from octojax.executor.run import Bound
+from octojax.executor.run import Bound, run_recorded
 from octojax.ir import Action, ActionSpan, Kind, Schedule, Timeline, parse_item
 from octojax.jaxprs.count import operations
 from octojax.processes import clock_offset_s, everyone
 
 Trace = list[tuple[float, float]]
+CLOCKS_EVERY = 50
+"""The clocks of several machines are compared again after so many recorded steps."""
 
 
-class Tick(NamedTuple):
-    """One instruction: when it ran, and by how much the bytes in its rank's slots then changed."""
+class Part(NamedTuple):
+    """One action of a program: its name, and which part of the program's time it has."""
 
-    start_s: float
-    end_s: float
-    made_bytes: int
-    freed_bytes: int
+    name: str
+    begin: float
+    end: float
+
+
+@dataclass
+class Ledger:
+    """What every recorded step of one compiled step has in common, by local rank.
+
+    `first_bytes[r]` fill the rank's slots at first; `made[r][i]` is by how much instruction i
+    changes the bytes in them; `parts[r][i]` are the actions that it runs; `within[r][i]` the
+    bytes that exist only inside it. `beside` is what the caller keeps beside the slots.
+    """
+
+    first_bytes: dict[int, int] = field(default_factory=dict)
+    made: dict[int, list[int]] = field(default_factory=dict)
+    parts: dict[int, list[list[Part]]] = field(default_factory=dict)
+    within: dict[int, list[int]] = field(default_factory=dict)
+    beside: dict[int, int] | None = None
+    steps: int = 0
+    offset_s: float = 0.0
+
+    def clock_offset(self) -> float:
+        """Returns how far this clock is ahead of process 0's. Every process calls this."""
+        if self.steps % CLOCKS_EVERY == 0:
+            self.offset_s = clock_offset_s()
+        self.steps += 1
+        return self.offset_s
+
+    def describe(self, lowered: Lowered, rank: int) -> None:
+        """Notes how the programs of a rank divide into actions, once."""
+        if rank in self.parts:
+            return
+        body = lowered.step.ranks[rank].body
+        runs = [i.do is Do.RUN for i in body]
+        self.parts[rank] = [
+            _parts(lowered, i) if run else [] for i, run in zip(body, runs, strict=True)
+        ]
+        self.within[rank] = [
+            _inside_bytes(lowered, i) if run else 0 for i, run in zip(body, runs, strict=True)
+        ]
 
 
 @dataclass
 class Recorder:
-    """What the local ranks of one step did. `first_bytes[r]` filled rank r's slots at first."""
+    """What the local ranks of one step did: start and end of every instruction."""
 
+    ledger: Ledger = field(default_factory=Ledger)
     clock: TransferClock = field(default_factory=TransferClock)
-    ticks: dict[int, list[Tick]] = field(default_factory=dict)
-    first_bytes: dict[int, int] = field(default_factory=dict)
+    ticks: dict[int, list[Span]] = field(default_factory=dict)
 
     def loop(self, rank: int) -> Callable[[Sequence[Bound], list[Any]], None]:
         """Returns a `run_rank` that notes what rank `rank` does."""
+        return self._timed(rank) if rank in self.ledger.made else self._weighed(rank)
+
+    def _timed(self, rank: int) -> Callable[[Sequence[Bound], list[Any]], None]:
+        def run(bound: Sequence[Bound], slots: list[Any]) -> None:
+            self.ticks[rank] = run_recorded(bound, slots, monotonic, jax.block_until_ready)
+
+        return run
+
+    def _weighed(self, rank: int) -> Callable[[Sequence[Bound], list[Any]], None]:
+        """Like `_timed`, and writes the sizes into the ledger."""
 
         def run(bound: Sequence[Bound], slots: list[Any]) -> None:
             sizes = [0 if value is None else value.nbytes for value in slots]
-            self.first_bytes[rank] = sum(sizes)
-            ticks: list[Tick] = []
-            self.ticks[rank] = ticks
+            first, ticks, made = sum(sizes), [], []
             for function, read, writes, frees in bound:
                 start = monotonic()
                 results = jax.block_until_ready(function(*read(slots)))
-                end = monotonic()
-                made = freed = 0
+                ticks.append((start, monotonic()))
+                change = 0
                 for slot, value in zip(writes, results, strict=False):
-                    made += value.nbytes - sizes[slot]  # sums are added to in place
+                    change += value.nbytes - sizes[slot]  # sums are added to in place
                     slots[slot], sizes[slot] = value, value.nbytes
                 for slot in frees:
-                    freed += sizes[slot]
+                    change -= sizes[slot]
                     slots[slot], sizes[slot] = None, 0
-                ticks.append(Tick(start, end, made, freed))
+                made.append(change)
+            self.ticks[rank] = ticks
+            self.ledger.first_bytes[rank], self.ledger.made[rank] = first, made
 
         return run
 
@@ -74,29 +125,34 @@ def timeline_of(
     recorder: Recorder,
     lowered: Lowered,
     schedule: Schedule,
-    held_bytes: Mapping[int, int] | None = None,
 ) -> Timeline:
     """Returns the timeline of the recorded step, of the ranks of all processes.
 
-    Every process calls this. `held_bytes[r]` is what local rank r keeps beside its slots
-    (optimizer state); it counts into its peak. Peaks are live buffers between programs, as the
-    simulator counts them, and the batch; of what XLA allocates inside a program, only the
-    residuals where it runs several actions. Clocks of other machines are aligned by their
-    difference at a barrier.
+    Every process calls this. What a rank keeps beside its slots (`Ledger.beside`: optimizer
+    state) counts into its peak. Peaks are live buffers between programs, as the simulator counts
+    them, and the batch; of what XLA allocates inside a program, only the residuals where it runs
+    several actions. Clocks of other machines are aligned by their difference at a barrier.
     """
-    offset = clock_offset_s()
+    ledger = recorder.ledger
+    offset = ledger.clock_offset()
+    for rank in recorder.ticks:
+        ledger.describe(lowered, rank)
     spans = {k: (a - offset, b - offset) for k, (a, b) in recorder.clock.spans.items()}
-    held = held_bytes or {}
     mine = {
         "actions": [
-            (span.rank, str(span.item), span.start_s - offset, span.end_s - offset)
+            (
+                rank,
+                part.name,
+                start + (end - start) * part.begin - offset,
+                start + (end - start) * part.end - offset,
+            )
             for rank, ticks in recorder.ticks.items()
-            for span in _actions(lowered, lowered.step.ranks[rank], ticks)
+            for (start, end), parts in zip(ticks, ledger.parts[rank], strict=True)
+            for part in parts
         ],
         "transfers": [(k, *span) for k, span in spans.items()],
         "memory": {
-            rank: _memory(recorder, lowered, rank, held.get(rank, 0), offset)
-            for rank in recorder.ticks
+            rank: _memory(recorder, lowered.step.ranks[rank], offset) for rank in recorder.ticks
         },
     }
     actions, moves, memory = _joined(everyone(json.dumps(mine), "recorded step"))
@@ -141,24 +197,11 @@ def _joined(
     return actions, moves.spans, memory
 
 
-def _actions(lowered: Lowered, program: RankProgram, ticks: Sequence[Tick]) -> list[ActionSpan]:
-    found: list[ActionSpan] = []
-    for instruction, tick in zip(program.body, ticks, strict=True):
-        if instruction.do is not Do.RUN:
-            continue
-        names = instruction.name.split("+")
-        parts = [0.0, *accumulate(_shares(lowered, instruction, len(names)))]
-        long = tick.end_s - tick.start_s
-        found += [
-            ActionSpan(
-                program.rank,
-                parse_item(name),
-                tick.start_s + long * parts[i],
-                tick.start_s + long * parts[i + 1],
-            )
-            for i, name in enumerate(names)
-        ]
-    return found
+def _parts(lowered: Lowered, instruction: Instruction) -> list[Part]:
+    """The actions of one program, in order."""
+    names = instruction.name.split("+")
+    borders = [0.0, *accumulate(_shares(lowered, instruction, len(names)))]
+    return [Part(n, *pair) for n, pair in zip(names, pairwise(borders), strict=True)]
 
 
 def _shares(lowered: Lowered, instruction: Instruction, count: int) -> list[float]:
@@ -170,25 +213,26 @@ def _shares(lowered: Lowered, instruction: Instruction, count: int) -> list[floa
     return [w / sum(work) for w in work]
 
 
-def _memory(recorder: Recorder, lowered: Lowered, rank: int, held: int, offset: float) -> Trace:
+def _memory(recorder: Recorder, program: RankProgram, offset: float) -> Trace:
     """Returns `(time, bytes)` between programs. What a send frees stays until the transfer has
     ended; residuals that a forward hands on inside its program are there while that runs."""
-    changes = []
-    body = lowered.step.ranks[rank].body
-    for instruction, tick in zip(body, recorder.ticks[rank], strict=True):
-        start, end = tick.start_s - offset, tick.end_s - offset
-        if instruction.do is Do.SEND:
+    ledger, rank = recorder.ledger, program.rank
+    ticks, changes = recorder.ticks[rank], []
+    for instruction, (start, end), change, within in zip(
+        program.body, ticks, ledger.made[rank], ledger.within[rank], strict=True
+    ):
+        if change and instruction.do is Do.SEND:
             moved = recorder.clock.spans.get(instruction.target)
-            end = end if moved is None else max(end, moved[1] - offset)
-        if instruction.do is Do.RUN and (within := _inside_bytes(lowered, instruction)):
+            end = end if moved is None else max(end, moved[1])
+        if within:
             changes += [(start, within), (end, -within)]
-        changes.append((end, tick.made_bytes - tick.freed_bytes))
-    level = float(recorder.first_bytes[rank] + held)
-    trace = [(recorder.ticks[rank][0].start_s - offset if changes else 0.0, level)]
-    for time, change in sorted(changes):
         if change:
-            level += change
-            trace.append((time, level))
+            changes.append((end, change))
+    level = float(ledger.first_bytes[rank] + (ledger.beside or {}).get(rank, 0))
+    trace = [(ticks[0][0] - offset if changes else 0.0, level)]
+    for time, change in sorted(changes):
+        level += change
+        trace.append((time - offset, level))
     return trace
 
 

@@ -1,19 +1,10 @@
-"""The timeline of a recorded step, with all that its ranks held."""
+"""What a rank holds beside the slots of its step program."""
 
 from typing import Any
 
 import jax
 
 from octojax.api.pipelined import PipelinedLoss
-from octojax.executor.recorded import Recorder, timeline_of
-from octojax.ir import Timeline
-
-
-def recorded_timeline(
-    loss: PipelinedLoss, recorder: Recorder, held_bytes: dict[int, int]
-) -> Timeline:
-    """Returns what `recorder` saw, on all ranks; `held_bytes` as `beside_slots` returns them."""
-    return timeline_of(recorder, loss.lowered, loss.schedule, held_bytes)
 
 
 def beside_slots(loss: PipelinedLoss, opt_state: Any) -> dict[int, int]:
