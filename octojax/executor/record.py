@@ -4,8 +4,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from octojax.executor.instructions import Transfer
-from octojax.ir import ActionSpan, Kind, Schedule, Timeline, TransferSpan
+from octojax.executor.instructions import Do, Instruction, Transfer
+from octojax.ir import ActionSpan, Kind, Schedule, Timeline, TransferSpan, parse_item
 from octojax.simulate.oracle import peak_live
 from octojax.simulate.timelines import summaries
 
@@ -22,6 +22,15 @@ class TransferClock:
         """Two sides of one transfer: it runs once both have come, until both are done."""
         before = self.spans.get(number, (start_s, end_s))
         self.spans[number] = (max(before[0], start_s), max(before[1], end_s))
+
+
+def action_spans(rank: int, body: Sequence[Instruction], spans: Sequence[Span]) -> list[ActionSpan]:
+    """Returns the spans of what rank `rank` ran, transfers left out."""
+    return [
+        ActionSpan(rank, parse_item(instruction.name), start, end)
+        for instruction, (start, end) in zip(body, spans, strict=True)
+        if instruction.do is Do.RUN
+    ]
 
 
 def measured(
