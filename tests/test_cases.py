@@ -127,7 +127,7 @@ def test_a_loss_that_is_a_sum(shards):
 
 
 def test_a_reduction_that_is_neither():
-    with pytest.raises(ValueError, match="reduction = 'total', expected 'mean'.*or 'sum'"):
+    with pytest.raises(ValueError, match=r"reduction = 'total', expected 'mean'.*or 'sum'"):
         Options(2, reduction="total")
 
 

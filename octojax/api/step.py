@@ -9,9 +9,9 @@ import jax
 import optax
 
 from octojax.api import saving
+from octojax.api.beside import beside_slots
 from octojax.api.options import options_of
 from octojax.api.pipelined import Held, PipelinedLoss
-from octojax.api.beside import beside_slots
 from octojax.api.reference import reference
 from octojax.api.report import StepReport, report
 from octojax.executor.engine import Results

@@ -168,7 +168,7 @@ def _even_out(r, c, x, u, costs_4L, speed_P):
     third = max(1, ranks // 3)
     idle = order[np.random.randint(third)]
     busy = order[ranks - 1 - np.random.randint(third)]
-    a = np.random.randint(layers)
+    a = b = np.random.randint(layers)
     dice = np.random.random()
     if dice < 0.5:
         for turn in range(layers):

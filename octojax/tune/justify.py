@@ -33,9 +33,8 @@ def justified(
     arrays = problem_arrays(problem) if arrays is None else arrays
     best = makespan_s, found
     for late in (False, True):
-        _, makespan, first_S, key_SKM = judged(
-            *found.arrays, *arrays, rows, starts, peaks, ROUNDS, np.inf, late
-        )
+        arguments = (*found.arrays, *arrays, rows, starts, peaks, ROUNDS, np.inf, late)
+        _, makespan, first_S, key_SKM = judged(*arguments)
         if makespan < best[0]:
             keys = keys_of_layers(first_S, key_SKM, layers)
             best = makespan, replace(found, key_LKM=keys)
