@@ -73,6 +73,11 @@ def test_a_batch_without_rows_is_shared():
     assert found.sizes == (1, 1, 1)
 
 
+def test_a_raw_key_is_not_taken_for_two_rows():
+    with pytest.raises(ValueError, match=r"key is uint32\[2\]: a raw PRNG key, or two rows"):
+        plan_microbatches([jnp.ones((2, 3)), jax.random.PRNGKey(0)], ["x", "key"], 2)
+
+
 def test_a_batch_that_differs_is_named():
     with pytest.raises(ValueError, match=r"x is int32\[4, 2\], compiled for float32\[4, 2\]"):
         plan(4, 2).check([jnp.zeros((4, 2), jnp.int32)])

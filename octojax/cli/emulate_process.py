@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 
+from octojax.cli.child import run_child
 from octojax.cli.read import read_plan, read_profile
 from octojax.emulate import emulate
 from octojax.processes import barrier, initialize, timeout_s
@@ -27,4 +28,4 @@ def main(file: str, profile: str, folder: str, scale: str, steps: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_child(main, sys.argv[1:])

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from octojax.api.step import TrainState, TrainStep, compile
+from octojax.cli.child import run_child
 from octojax.cli.profile import load_target, named_optimizer
 from octojax.cli.read import read_profile
 from octojax.executor.stragglers import stragglers
@@ -140,4 +141,4 @@ def compared(measured: Timeline, simulated: Timeline) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_child(main, sys.argv[1:])

@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 import jax
+import numpy as np
 
 from octojax.programs.recipe import Layout, is_key, raw
 
@@ -133,8 +134,8 @@ def plan_microbatches(
     """Returns how `count` microbatches are cut from a batch with these leaves.
 
     Rows that do not divide are dealt out as evenly as can be, larger microbatches first.
-    Raises `ValueError` if the leading axes differ, or there are too few rows, `TypeError` for
-    a leaf that is no array.
+    Raises `ValueError` if the leading axes differ, there are too few rows, or a leaf may be a raw
+    PRNG key; `TypeError` for a leaf that is no array.
     """
     avals = tuple(_aval(x, name) for x, name in zip(leaves, names, strict=True))
     rows = {name: a.shape[0] for name, a in zip(names, avals, strict=True) if a.shape}
@@ -146,6 +147,12 @@ def plan_microbatches(
             f"there; close over what is not part of the batch, and pass PRNG keys as typed "
             f"keys (jax.random.key)"
         )
+    for name, aval in zip(names, avals, strict=True):
+        if aval.shape == (2,) and aval.dtype == np.uint32:
+            raise ValueError(
+                f"{name} is uint32[2]: a raw PRNG key, or two rows of integers? Pass a key as a "
+                f"typed one (jax.random.key, or jax.random.wrap_key_data of this), rows as int32"
+            )
     total = next(iter(rows.values()), count * shards)
     if count < 1:
         raise ValueError(f"microbatches = {count}, expected a number >= 1")

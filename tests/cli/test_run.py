@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import octojax
 from octojax.cli import build, main
+from octojax.cli.children import grouped
 from octojax.report import load_timeline
 
 MODEL = """
@@ -96,3 +97,26 @@ def test_mistaken_files_are_refused_before_anything_starts(
     with pytest.raises(SystemExit, match="2"):
         main(["run", target, *arguments])
     assert message in capsys.readouterr().err
+
+
+def test_a_mistake_found_in_the_processes_is_named_without_a_traceback(target, capsys):
+    with pytest.raises(SystemExit, match="1"):
+        main(["run", target, "--ranks", "2", "--schedule", "interleavd"])
+    said = capsys.readouterr().err
+    assert "[0] octopipe: " in said
+    assert "interleaved" in said
+    assert "Traceback" not in said
+
+
+def test_an_error_of_the_users_own_code_shows_where_it_happened(target, tmp_path, capsys):
+    broken = MODEL.replace("h = batch", "raise ValueError('mine')\n        h = batch")
+    (tmp_path / "model_to_run.py").write_text(broken)
+    with pytest.raises(SystemExit, match="1"):
+        main(["run", target, "--ranks", "2"])
+    said = capsys.readouterr().err
+    assert all(text in said for text in ("Traceback", "model_to_run.py", "mine"))
+
+
+def test_equal_texts_are_shown_once():
+    said = {0: ["a", "b"], 1: ["c"], 2: ["a", "b"]}
+    assert grouped(said) == ["[0,2] a", "[0,2] b", "[1] c"]

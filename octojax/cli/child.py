@@ -1,0 +1,34 @@
+"""What the processes of `octopipe run` and `octopipe emulate` have in common: how they fail."""
+
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import octojax
+from octojax.errors import OctoPipeError
+from octojax.processes import fail_fast
+
+PACKAGE = Path(octojax.__file__).parent
+
+
+def run_child(main: Callable[..., None], arguments: list[str]) -> None:
+    """Runs `main(*arguments)`. A mistake that octojax names ends this process with its message
+    alone; an error of the user's own code shows where it happened.
+    """
+    try:
+        main(*arguments)
+    except (OctoPipeError, ValueError, TypeError, OSError) as error:
+        if not is_named(error):
+            raise
+        print(f"octopipe: {error}", file=sys.stderr, flush=True)
+        fail_fast(str(error))
+        sys.exit(1)
+
+
+def is_named(error: Exception) -> bool:
+    """Whether octojax raised the error itself."""
+    if isinstance(error, OctoPipeError):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and PACKAGE in Path(frames[-1].filename).parents
