@@ -93,11 +93,10 @@ class TrainStep:
         """
         if not record:
             return self._step(state, batch, None)
-        _expect_state(state)
-        if self._ledger.beside is None:
-            self._ledger.beside = beside_slots(self.loss, state.opt_state)
         recorder = Recorder(self._ledger)
         new, metrics = self._step(state, batch, recorder)
+        if self._ledger.beside is None:
+            self._ledger.beside = beside_slots(self.loss, new.opt_state)
         return new, metrics, timeline_of(recorder, self.loss.lowered, self.loss.schedule)
 
     def _step(

@@ -27,8 +27,8 @@ def run_child(main: Callable[..., None], arguments: list[str]) -> None:
 
 
 def is_named(error: Exception) -> bool:
-    """Whether octojax raised the error itself."""
+    """Whether octojax raised the error on purpose."""
     if isinstance(error, OctoPipeError):
         return True
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and PACKAGE in Path(frames[-1].filename).parents
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return PACKAGE in Path(last.filename).parents and (last.line or "").startswith("raise ")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from octojax.cli.children import run_children
-from octojax.cli.read import expect_writable, read_schedule
+from octojax.cli.read import expect_writable, read_profile, read_schedule
 from octojax.ir import Schedule
 
 _MODEL = (
@@ -22,10 +22,10 @@ def command(
     processes: Annotated[int, typer.Option("-n", "--processes", help="How many to start.")] = 1,
     ranks: Annotated[
         int | None,
-        typer.Option(help="Default: those of the plan, else one per process, 2 at least."),
+        typer.Option(min=1, help="Default: those of the plan, else one per process, 2 at least."),
     ] = None,
     microbatches: Annotated[
-        int | None, typer.Option(help="Default: the plan's, else 4 a rank.")
+        int | None, typer.Option(min=1, help="Default: the plan's, else 4 a rank.")
     ] = None,
     schedule: Annotated[str, typer.Option(help="A name, a CSV table, or auto.")] = "1f1b",
     plan: Annotated[str | None, typer.Option(help="A plan (JSON) instead of a schedule.")] = None,
@@ -57,7 +57,12 @@ def command(
             f"`octopipe run` takes MODULE:NAME, such as my_package.models:tiny"
         )
     expect_writable(output)
-    total = ranks or _ranks_of(plan) or max(2, processes)
+    if profile is not None:
+        read_profile(profile)
+    planned = _ranks_of(plan)
+    total = ranks or planned or max(2, processes)
+    if planned not in (None, total):
+        raise ValueError(f"{plan} is a plan for {planned} ranks, asked for {total} (--ranks)")
     if processes < 1 or total % processes:
         raise ValueError(
             f"{total} ranks cannot be spread over {processes} processes evenly; use --ranks with "

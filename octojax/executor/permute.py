@@ -149,10 +149,10 @@ class PairPermute:
         values = self.outgoing.get(number) if here else None
         if self.waits and values is not None:
             jax.block_until_ready(values)
-        start = time.monotonic()
+        clock, start = self.clock, time.monotonic()
         try:
             moved = link.move(values)
-            if self.clock is not None:
+            if clock is not None:
                 jax.block_until_ready(moved)
         except Exception as error:
             ends = (transfer.source, transfer.target)
@@ -162,8 +162,8 @@ class PairPermute:
                 f"{ends[1]} broke off. The process of rank {peer} has probably ended: see what it "
                 f"printed last. ({str(error).splitlines()[0]})"
             ) from error
-        if self.clock is not None:
-            self.clock.note(number, start, time.monotonic())
+        if clock is not None:
+            clock.note(number, start, time.monotonic())
         if transfer.target in self.local:
             self.arrived.put(number, moved)
 

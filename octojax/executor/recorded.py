@@ -155,7 +155,7 @@ def timeline_of(
             rank: _memory(recorder, lowered.step.ranks[rank], offset) for rank in recorder.ticks
         },
     }
-    actions, moves, memory = _joined(everyone(json.dumps(mine), "recorded step"))
+    actions, moves, memory = _joined(everyone(json.dumps(mine), f"recorded step {ledger.steps}"))
     zero = min((a.start_s for a in actions), default=0.0)
     traces = tuple(
         tuple((max(0.0, time - zero), size) for time, size in memory[r])

@@ -9,7 +9,8 @@ priorities follow the stages they were made for.
 import numpy as np
 from numba import njit
 
-from octojax.tune.justify import ROUNDS, judged, keys_of_layers
+from octojax.tune.candidate import LATE_S
+from octojax.tune.justify import judged, keys_of_layers
 
 MOVES = (
     "relocate a layer",
@@ -35,12 +36,14 @@ PROMISING = 0.02
 @njit(cache=True, nogil=True)
 def anneal(
     rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
-    latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, weights, steps, hot, cold, seed,
+    latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, weights, rounds, steps, hot,
+    cold, seed,
 ):  # fmt: skip
     """Returns `(makespan, best candidate's arrays, last makespan, last candidate's arrays,
     evaluations per phase)`.
 
-    `weights` are the cumulated chances of the moves (the last is 1). Makes `steps` moves at
+    `weights` are the cumulated chances of the moves (the last is 1). A move's outcome is
+    justified at most `rounds` times; with 0, keys stay what they are. Makes `steps` moves at
     temperatures from `hot` to `cold` seconds.
     """
     np.random.seed(seed)
@@ -51,9 +54,11 @@ def anneal(
     current, span, first_S, key_SKM = judged(
         rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
         latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, out_N4, start_N, peak_P,
-        ROUNDS, np.inf, False,
+        rounds, np.inf, 0.0,
     )  # fmt: skip
-    keys = keys_of_layers(first_S, key_SKM, layers) if current < np.inf else key_LKM
+    keys = key_LKM
+    if current < np.inf and rounds > 0:
+        keys = keys_of_layers(first_S, key_SKM, layers)
     now = (rank_L, cut_L, recompute_L, fused_L, keys, patience_s)
     best, kept = span, now
     for step in range(steps):
@@ -82,13 +87,15 @@ def anneal(
         made, length, first_S, key_SKM = judged(
             r, c, x, u, n, k, costs_4L, bytes_4L, speed_P, latency_PP, s_per_byte_PP, host_s,
             capacity_P, microbatches, out_N4, start_N, peak_P,
-            ROUNDS, current * (1 + PROMISING), np.random.random() < 0.25,
+            rounds, current * (1 + PROMISING), LATE_S if np.random.random() < 0.25 else 0.0,
         )  # fmt: skip
         counts[PHASE_OF_MOVE[move]] += 1
         if made == np.inf:
             continue
         if made <= current or np.random.random() < np.exp((current - made) / heat):
-            now = (r, c, x, u, keys_of_layers(first_S, key_SKM, layers), k)
+            if rounds > 0:
+                n = keys_of_layers(first_S, key_SKM, layers)
+            now = (r, c, x, u, n, k)
             current, span = made, length
             if span < best:
                 best, kept = span, now
@@ -164,10 +171,9 @@ def _even_out(r, c, x, u, costs_4L, speed_P):
     for layer in range(layers):
         work_L[layer] = costs_4L[0, layer] + costs_4L[1, layer] + costs_4L[2, layer]
         load_P[r[layer]] += work_L[layer] / speed_P[r[layer]]
-    order = np.argsort(load_P)
     third = max(1, ranks // 3)
-    idle = order[np.random.randint(third)]
-    busy = order[ranks - 1 - np.random.randint(third)]
+    idle = _ranked(load_P, np.random.randint(third))
+    busy = _ranked(load_P, ranks - 1 - np.random.randint(third))
     a = b = np.random.randint(layers)
     dice = np.random.random()
     if dice < 0.5:
@@ -202,6 +208,18 @@ def _even_out(r, c, x, u, costs_4L, speed_P):
     for layer in range(1, layers):  # a stage has one flag
         if r[layer] == r[layer - 1] and not c[layer]:
             x[layer], u[layer] = x[layer - 1], u[layer - 1]
+
+
+@njit(cache=True, nogil=True)
+def _ranked(load_P, place):
+    """Returns the rank at a place in ascending order of load."""
+    for r in range(load_P.shape[0]):
+        before = 0
+        for q in range(load_P.shape[0]):
+            before += load_P[q] < load_P[r] or (load_P[q] == load_P[r] and q < r)
+        if before == place:
+            return r
+    return 0
 
 
 @njit(cache=True, nogil=True)

@@ -111,8 +111,7 @@ def _split_row(row: tuple[Item, ...]) -> Iterator[Action]:
 def fill(plan: Plan, problem: Problem) -> Plan:
     """Returns a split plan with its F and I in order, and W run where its rank would wait.
 
-    A W runs when the next F or I is not there yet, or at the end; with memory in the way the
-    plan keeps its W right after I.
+    A W runs when the next F or I is not there yet, or at the end. Memory is not looked at.
     """
     p = problem
     bounds = plan.partition.bounds

@@ -61,7 +61,8 @@ def tune_microbatches(profile: Profile, offered: Sequence[int], **options: Any) 
     if not offered or any(m < 1 for m in offered):
         raise ValueError(f"offered microbatch counts {list(offered)}: expected numbers >= 1")
     if options.get("iterations") is None:
-        options["seconds"] = (options.get("seconds") or DEFAULT_SECONDS) / len(offered)
+        seconds = options.get("seconds")
+        options["seconds"] = (DEFAULT_SECONDS if seconds is None else seconds) / len(offered)
     results, lacks = [], []
     for microbatches in offered:
         try:

@@ -7,8 +7,8 @@ import numpy as np
 
 from octojax.tune.anneal import MOVES, PHASE_OF_MOVE, anneal
 from octojax.tune.candidate import Candidate
-from octojax.tune.exact import is_small, solve
-from octojax.tune.justify import justified
+from octojax.tune.exact import is_optimal, is_small, solve
+from octojax.tune.justify import ROUNDS, justified
 from octojax.tune.measure import quick_makespan, stages_of
 from octojax.tune.memory import frugal, memory_may_bind
 from octojax.tune.problem import Problem
@@ -18,7 +18,8 @@ from octojax.tune.starts import fixed_points, starting_points
 WORKERS = 2
 ROUND_ACTIONS = 500_000
 """Actions that one worker's moves have in one round; fixes a round's number of moves."""
-SETTLE_NODES = 300_000
+SETTLE_NODES, SETTLE_ASSIGNMENTS = 300_000, 20_000
+"""A case is settled by enumeration if it has no more assignments, and within so many nodes."""
 STARTS_SHARE = 0.25
 """No further starting points are made when this share of the budget is spent."""
 COLD = 2e-5
@@ -92,32 +93,42 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
     problem = search.problem
     weights = move_chances(problem, phases)
     field = [Runner(t, c, t, c) for t, c in _measured(search, phases, starts)]
+    rounds = ROUNDS if "schedule" in phases else 0
     for runner in field:  # transfer buffers may push the quickest over a capacity
         if search.offer_candidate(runner.best, runner.best_s, "schedule"):
             break
     if weights[-1] == 0 or not field:
         search.stop = search.stop or "nothing to change"
         return
-    if phases == frozenset(PHASES) and is_small(problem) and settle(search):
+    if phases == frozenset(PHASES) and not search.finished() and settle(search):
         return
     actions = 3 * len(stages_of(field[0].best)[1]) * problem.microbatches
     steps = min(2000, max(20, ROUND_ACTIONS // actions))
-    turn, heat = 0, -1
+    turn, heat, room_before = 0, -1, np.zeros(0)
     room = affordable(0.0, search.limits.share(0.0, 1))
     with ThreadPoolExecutor(WORKERS) as pool:
         while not search.finished():
             share = search.share
             number = next(n for n, h in enumerate(HEATS) if share < h.until)
+            if room_before is not search.slack:  # less memory is left than the field was judged by
+                room_before = search.slack
+                field = remeasured(field, search) or [
+                    Runner(t, c, t, c) for t, c in _measured(search, phases, starts)
+                ]
+                if not field:
+                    search.stop = "memory"
+                    return
             if number != heat:
                 heat = number
                 field = restarted(field, min(room, HEATS[heat].field))
             jobs = []
             for w in range(WORKERS):
                 at = (turn + w) % len(field)
-                arguments = (field[at], search, weights, steps, degree(share), (seed, turn, w))
+                number = (seed, turn, w)
+                arguments = (field[at], search, weights, rounds, steps, degree(share), number)
                 jobs.append((at, pool.submit(_anneal, *arguments)))
             turn += WORKERS
-            phase, moved = PHASES[0], set()
+            phase, moved = PHASES[0], set[int]()
             for at, job in jobs:
                 runner, counts = job.result()
                 search.evaluations += int(counts.sum())
@@ -125,8 +136,7 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
                     search.counts[phase] += count
                 phase = PHASES[int(counts.argmax())]
                 search.offer_candidate(runner.best, runner.best_s, phase)
-                if at not in moved or runner.last_s < field[at].last_s:
-                    field[at] = better(field[at], runner)
+                field[at] = better(field[at], runner, keep=at in moved)
                 moved.add(at)
             search.iteration += 1
             room = affordable(share, search.share)
@@ -141,12 +151,13 @@ def settle(search: Search) -> bool:
     the present makespan is then a proof, something below it that fits is a better plan.
     """
     problem = search.problem
+    if not is_small(problem, SETTLE_ASSIGNMENTS):
+        return False
     found = solve(problem, search.makespan_s, SETTLE_NODES)
     search.evaluations += found.nodes
     if found.plan is not None:
         search.offer(found.plan, "schedule")
-    fusing_pays = (problem.backward_s < problem.input_grad_s + problem.weight_grad_s).any()
-    if found.proven and not fusing_pays and search.makespan_s <= found.makespan_s * (1 + 1e-9):
+    if found.proven and is_optimal(search, found):
         search.stop = "optimal"
     return bool(search.stop)
 
@@ -173,11 +184,27 @@ def restarted(field: list[Runner], keep: int) -> list[Runner]:
     return [Runner(r.best_s, r.best, r.best_s, r.best) for r in ranked]
 
 
-def better(before: Runner, after: Runner) -> Runner:
-    """Returns the runner after a round: where it is now, and the best it ever was."""
-    if after.best_s < before.best_s:
-        return after
-    return Runner(before.best_s, before.best, after.last_s, after.last)
+def better(before: Runner, after: Runner, keep: bool = False) -> Runner:
+    """Returns the runner after a round: where it is now, and the best it ever was. `keep`: it
+    has moved in this round already, and moves again only to a better place.
+    """
+    last = before if keep and before.last_s <= after.last_s else after
+    best = after if after.best_s < before.best_s else before
+    return Runner(best.best_s, best.best, last.last_s, last.last)
+
+
+def remeasured(field: list[Runner], search: Search) -> list[Runner]:
+    """Returns the runners that still fit after less memory was left for them."""
+    fitting = []
+    for runner in field:
+        timed = [
+            (quick_makespan(c, search.problem, search.arrays), c)
+            for c in (runner.best, runner.last)
+        ]
+        timed = sorted((t for t in timed if t[0] < np.inf), key=lambda t: t[0])
+        if timed:
+            fitting.append(Runner(*timed[0], *timed[-1]))
+    return fitting
 
 
 def degree(share: float) -> float:
@@ -199,13 +226,15 @@ def affordable(before: float, after: float) -> int:
     return int(min(HEATS[0].field, max(1, rounds * WORKERS // 8)))
 
 
-def _anneal(runner: Runner, search: Search, weights, steps: int, heat: float, seed: tuple):
+def _anneal(
+    runner: Runner, search: Search, weights, rounds: int, steps: int, heat: float, seed: tuple
+):
     """Returns the runner after one round, and evaluations per phase."""
     number = int(np.random.default_rng(seed).integers(2**31))
     start_s = runner.last_s
     arguments = (
-        *runner.last.arrays, *search.arrays, weights, steps, heat * start_s, 0.7 * heat * start_s,
-        number,
+        *runner.last.arrays, *search.arrays, weights, rounds, steps, heat * start_s,
+        0.7 * heat * start_s, number,
     )  # fmt: skip
     best_s, best, last_s, last, counts = anneal(*arguments)
     return Runner(best_s, Candidate(*best), last_s, Candidate(*last)), counts

@@ -168,7 +168,7 @@ def evaluate(
             return np.inf
     return list_schedule(
         a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12],
-        microbatches, patience_s[0], out_N4, start_N, peak_P,
+        microbatches, patience_s[0], np.inf, out_N4, start_N, peak_P,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from octojax.errors import CapacityError
 from octojax.ir.action import Action
 from octojax.ir.partition import Partition
 from octojax.ir.placement import Placement
@@ -82,11 +83,23 @@ def solve(problem: Problem, upper_s: float = np.inf, nodes: int = NODES) -> Exac
     return Exact(best, best_s, used < nodes, used)
 
 
-def is_small(problem: Problem) -> bool:
+def is_small(problem: Problem, assignments: int = ASSIGNMENTS) -> bool:
     """Whether the enumeration can be expected to end."""
     p = problem
     ways = float(p.ranks) ** p.num_layers
-    return 3 * p.num_layers * p.microbatches <= LARGEST and ways <= ASSIGNMENTS
+    return 3 * p.num_layers * p.microbatches <= LARGEST and ways <= assignments
+
+
+def is_optimal(search: Search, found: Exact) -> bool:
+    """Whether a proven enumeration makes the best plan of `search` the optimum of all plans.
+
+    The enumeration has one rank per stage and splits every backward; transfers that share a link
+    may take longer in the simulator than in the enumeration.
+    """
+    p = search.problem
+    once = search.plan is not None and all(len(r) == 1 for r in search.plan.placement.stages)
+    fusing_pays = bool((p.backward_s < p.input_grad_s + p.weight_grad_s).any())
+    return once and not fusing_pays and search.makespan_s <= found.makespan_s * (1 + 1e-9)
 
 
 def assignments(problem: Problem) -> Iterator[np.ndarray]:
@@ -259,13 +272,22 @@ def _plan(rank_L: np.ndarray, rows: np.ndarray, problem: Problem) -> Plan:
 
 
 def search_exact(search: Search) -> None:
-    """Puts the exact optimum into `search`; stops early only at the limit of nodes."""
+    """Puts the exact optimum into `search`; stops early only at the limit of nodes.
+
+    Raises `CapacityError` if the optimum, which is sought without regard to memory, does not fit.
+    """
     found = solve(search.problem)
     search.evaluations += found.nodes
     search.iteration += 1
     for phase in search.counts:
         search.counts[phase] += 1
-    if found.plan is not None:
-        search.offer(found.plan, "schedule")
-    search.stop = "optimal" if found.proven else "nodes"
+    if found.plan is not None and not search.offer(found.plan, "schedule"):
+        raise CapacityError(
+            f"the exact method leaves memory out, and the optimum that it found "
+            f"({found.makespan_s * 1e3:.4g} ms) does not fit; method 'best' keeps to capacities"
+        )
+    if not found.proven:
+        search.stop = "nodes"
+    else:
+        search.stop = "optimal" if is_optimal(search, found) else "enumerated"
     search.report("schedule")

@@ -32,8 +32,8 @@ def justified(
     starts, peaks = np.zeros(len(rows)), np.zeros(problem.ranks)
     arrays = problem_arrays(problem) if arrays is None else arrays
     best = makespan_s, found
-    for late in (False, True):
-        arguments = (*found.arrays, *arrays, rows, starts, peaks, ROUNDS, np.inf, late)
+    for late_s in (0.0, LATE_S):
+        arguments = (*found.arrays, *arrays, rows, starts, peaks, ROUNDS, np.inf, late_s)
         _, makespan, first_S, key_SKM = judged(*arguments)
         if makespan < best[0]:
             keys = keys_of_layers(first_S, key_SKM, layers)
@@ -56,19 +56,24 @@ def from_the_end(shape, fused_S, makespan_s, out_N4, start_N, actions, key_SKM):
     length = reverse_schedule(
         rank_S, first_P, held_S, time_SK, send_f_S2, send_i_S2, key_SKM, fused_S, stop
     )
-    key_SKM[:] = length - stop
+    for s in range(stop.shape[0]):
+        for k in range(3):
+            for m in range(stop.shape[2]):
+                key_SKM[s, k, m] = length - stop[s, k, m]
 
 
 @njit(cache=True, nogil=True)
 def judged(
     rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
     latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, out_N4, start_N, peak_P, rounds,
-    limit, late,
+    limit, late_s,
 ):  # fmt: skip
     """Returns `(score, makespan, first layer of each stage, stage keys)` of a candidate after at
-    most `rounds` justifications, as long as each improves the score and is below `limit`.
+    most `rounds` justifications, as long as each improves the score; infinite scores where the
+    first is sure to exceed `limit`.
 
-    `late`: a justified W comes after every F and I that is ready, else when its time has come.
+    `late_s` is added to the keys of W: with `LATE_S` a justified W comes after every F and I that
+    is ready, with 0 when its time has come.
     """
     a = stage_arrays(
         rank_L, cut_L, recompute_L, fused_L, key_LKM, costs_4L, bytes_4L, speed_P, latency_PP,
@@ -78,15 +83,18 @@ def judged(
     for r in range(speed_P.shape[0]):
         if a[12][r] < 0.0 or a[2][r] == a[2][r + 1]:  # state alone does not fit, or an idle rank
             return np.inf, np.inf, a[0], best_SKM
+    actions, work_s = 3 * a[1].shape[0] * microbatches, 0.0
+    for s in range(a[1].shape[0]):
+        actions -= microbatches if a[8][s] else 0
+        work_s += microbatches * (a[4][s, 0] + a[4][s, 1] + a[4][s, 2])
+    # Ranks end no earlier than their work is long, whose mean is below its root mean square.
+    longest = (limit - TAIL * work_s / speed_P.shape[0]) * (1 + 1e-9)
     makespan = list_schedule(
         a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12],
-        microbatches, patience_s[0], out_N4, start_N, peak_P,
+        microbatches, patience_s[0], longest, out_N4, start_N, peak_P,
     )  # fmt: skip
     if makespan == np.inf:
         return np.inf, np.inf, a[0], best_SKM
-    actions = 0
-    for s in range(a[1].shape[0]):
-        actions += (2 if a[8][s] else 3) * microbatches
     score = makespan + TAIL * _ends(out_N4, start_N, a[4], actions, speed_P.shape[0])
     span = makespan
     shape = (a[1], a[2], a[3], a[4], a[5], a[6])
@@ -95,11 +103,12 @@ def judged(
             break
         key_SKM = np.zeros_like(best_SKM)
         from_the_end(shape, a[8], span, out_N4, start_N, actions, key_SKM)
-        if late:
-            key_SKM[:, 2] += LATE_S
+        for s in range(key_SKM.shape[0]):
+            for m in range(microbatches):
+                key_SKM[s, 2, m] += late_s
         span = list_schedule(
             a[1], a[2], a[3], a[4], a[5], a[6], key_SKM, a[8], a[9], a[10], a[11], a[12],
-            microbatches, patience_s[0], out_N4, start_N, peak_P,
+            microbatches, patience_s[0], longest, out_N4, start_N, peak_P,
         )  # fmt: skip
         if span == np.inf:
             break
@@ -117,7 +126,10 @@ def _ends(out_N4, start_N, time_SK, actions, ranks):
     for n in range(actions):
         end = start_N[n] + time_SK[out_N4[n, 1], out_N4[n, 2]]
         end_P[out_N4[n, 0]] = max(end_P[out_N4[n, 0]], end)
-    return np.sqrt(np.mean(end_P * end_P))
+    square = 0.0
+    for r in range(ranks):
+        square += end_P[r] * end_P[r]
+    return np.sqrt(square / ranks)
 
 
 @njit(cache=True, nogil=True)
@@ -126,7 +138,8 @@ def keys_of_layers(first_S, key_SKM, layers):
     made = np.empty((layers, 3, key_SKM.shape[2]))
     for s in range(key_SKM.shape[0]):
         for layer in range(first_S[s], first_S[s + 1]):
-            made[layer, 0] = key_SKM[s, 0] + 1e-9 * layer
-            made[layer, 1] = key_SKM[s, 1] - 1e-9 * layer
-            made[layer, 2] = key_SKM[s, 2]
+            for m in range(key_SKM.shape[2]):
+                made[layer, 0, m] = key_SKM[s, 0, m] + 1e-9 * layer
+                made[layer, 1, m] = key_SKM[s, 1, m] - 1e-9 * layer
+                made[layer, 2, m] = key_SKM[s, 2, m]
     return made

@@ -21,9 +21,10 @@ NEVER = np.inf
 @njit(cache=True, nogil=True)
 def list_schedule(
     rank_S, first_P, held_S, time_SK, send_f_S2, send_i_S2, key_SKM, fused_S, hold_f_S, hold_w_S,
-    surge_S, free_P, microbatches, patience_s, out_N4, start_N, peak_P,
+    surge_S, free_P, microbatches, patience_s, cutoff_s, out_N4, start_N, peak_P,
 ):  # fmt: skip
-    """Returns the makespan in seconds, or infinity when memory leaves nothing to run.
+    """Returns the makespan in seconds, or infinity when memory leaves nothing to run, or as soon
+    as the makespan is sure to exceed `cutoff_s`.
 
     `rank_S` rank of each stage; rank r holds stages `held_S[first_P[r]:first_P[r + 1]]`.
     `time_SK` durations with host costs; `send_f_S2[s]` seconds on the link and latency of the
@@ -53,8 +54,10 @@ def list_schedule(
     clock, held = np.zeros(ranks), np.zeros(ranks)
     link = np.zeros((ranks, ranks))
     tight = np.zeros(ranks, np.bool_)  # whether memory could bind at all
+    left = np.zeros(ranks)  # seconds of work that are not scheduled yet
     total = 0
     for s in range(stages):
+        left[rank_S[s]] += M * (time_SK[s, F] + time_SK[s, I] + time_SK[s, W])
         total += (2 if fused_S[s] else 3) * M
         held[rank_S[s]] += M * max(hold_f_S[s], hold_w_S[s]) + surge_S[s]
     for r in range(ranks):
@@ -99,6 +102,9 @@ def list_schedule(
         end = begin + time_SK[s, k]
         clock[r] = end
         makespan = max(makespan, end)
+        left[r] -= time_SK[s, k]
+        if end + left[r] > cutoff_s:
+            return NEVER
         stale, also = r, -1
         out_N4[n, 0], out_N4[n, 1], out_N4[n, 2], out_N4[n, 3] = r, s, k, m
         start_N[n] = begin

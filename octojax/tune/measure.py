@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from octojax.errors import CapacityError
 from octojax.ir.action import Action, Kind
 from octojax.ir.partition import Partition
 from octojax.ir.placement import Placement
@@ -51,8 +52,13 @@ def run(
 def to_plan(
     found: Candidate, problem: Problem, arrays: tuple | None = None, name: str = "tuned"
 ) -> Plan:
-    """Returns the plan that the list scheduler makes of a candidate."""
-    _, rows, _, _ = run(found, problem, arrays)
+    """Returns the plan that the list scheduler makes of a candidate.
+
+    Raises `CapacityError` for a candidate that does not fit: its schedule would be cut short.
+    """
+    makespan, rows, _, _ = run(found, problem, arrays)
+    if makespan == np.inf:
+        raise CapacityError("a candidate that does not fit into memory has no plan")
     first, ranks = stages_of(found)
     fused = found.fused_L[first[:-1]]
     table: list[list[Action]] = [[] for _ in range(problem.ranks)]

@@ -66,7 +66,7 @@ class Problem:
 
     @property
     def host_cost_s(self) -> float:
-        return self.profile.machine.host_cost_s
+        return float(self.profile.machine.host_cost_s)
 
     def _column(self, name: str) -> np.ndarray:
         return np.array([float(getattr(x, name)) for x in self.profile.layers])
@@ -111,7 +111,7 @@ class Problem:
 
     @cached_property
     def speeds(self) -> np.ndarray:
-        return np.array([self.profile.machine.speed(r) for r in range(self.ranks)])
+        return np.array([self.profile.machine.speed(r) for r in range(self.ranks)], float)
 
     @cached_property
     def capacity_bytes(self) -> np.ndarray:

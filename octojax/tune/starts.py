@@ -121,11 +121,12 @@ def dealt(
     p = problem
     hot = float(p.compute_s.mean() * p.microbatches / 4)
     weights = growth ** (np.arange(len(order)) // p.ranks)
-    return _deal(
+    borders = _deal(
         np.array(order, np.int64), np.cumsum(weights) / weights.sum(), p.ranks, p.forward_s,
         p.input_grad_s, p.compute_s, p.speeds, p.microbatches, p.host_cost_s, evenness, steps,
         seed, hot,
     )  # fmt: skip
+    return np.diff(borders)
 
 
 @njit(cache=True, nogil=True)
@@ -133,7 +134,7 @@ def _deal(
     order, share_S, ranks, forward_s, input_grad_s, work_s, speed_P, microbatches, host_s,
     evenness, steps, seed, hot,
 ):  # fmt: skip
-    """Returns the layers of each piece after annealing the borders between them."""
+    """Returns where pieces begin (and the layers) after annealing the borders between them."""
     np.random.seed(seed)
     layers, pieces = work_s.shape[0], order.shape[0]
     sum_f, sum_i, sum_w = np.zeros(layers + 1), np.zeros(layers + 1), np.zeros(layers + 1)
@@ -143,9 +144,9 @@ def _deal(
         sum_w[layer + 1] = sum_w[layer] + work_s[layer]
     border = np.zeros(pieces + 1, np.int64)
     for s in range(1, pieces):
-        border[s] = max(
-            border[s - 1], np.searchsorted(sum_w, sum_w[layers] * share_S[s - 1] - 1e-15)
-        )
+        border[s] = border[s - 1]
+        while sum_w[border[s]] < sum_w[layers] * share_S[s - 1] - 1e-15:
+            border[s] += 1
     border[pieces] = layers
     best, best_value, value = border.copy(), np.inf, np.inf
     for step in range(steps):
@@ -162,7 +163,7 @@ def _deal(
                 best_value, best = made, border.copy()
         else:
             border = old
-    return np.diff(best)
+    return best
 
 
 @njit(cache=True, nogil=True)

@@ -10,6 +10,7 @@ from octojax.ir.profile import LayerCost, Machine, Profile
 from octojax.tune.baselines import published, summary
 from octojax.tune.best import search_best, starts_for
 from octojax.tune.bound import lower_bound
+from octojax.tune.exact import solve
 from octojax.tune.measure import fits
 from octojax.tune.memory import explain_lack
 from octojax.tune.problem import Problem
@@ -45,28 +46,30 @@ def tune(
     the same moves with the phase drawn by chance; `ilp` the exact model, for small cases.
     Stops after `seconds` (default 20 if nothing else is given; what a new installation takes to
     compile comes on top), `iterations`, or at `target_gap` above the proven bound; with
-    `iterations` alone the result depends on `seed` only. `phases` are those that may change, the
-    others stay as in 1F1B. Without `overlap` every transfer occupies both its ranks, in the
-    search and in all figures of the result. With few seconds not every published way is
-    measured; 1F1B always is. `replicated` allows published plans that keep stages on two ranks
-    (Chimera, DualPipe) as the answer. A keyboard interrupt returns the best so far.
+    `iterations` alone the result depends on `seed` only. `phases` are those that may change. The
+    others stay as in 1F1B: uniform partition, a stage per rank; without "schedule" I goes before F
+    and W follows its I, but the number of microbatches in flight is not limited. Without `overlap`
+    every transfer occupies both its ranks, in the search and in all figures of the result. With
+    few seconds not every published way is measured; 1F1B always is. `replicated` allows published
+    plans that keep stages on two ranks (Chimera, DualPipe) as the answer. A keyboard interrupt
+    returns the best so far.
 
     Raises `ValueError` and `ProfileError` for bad input, `CapacityError` when no plan fits.
     """
-    wanted = _check(method, phases, seconds, iterations, target_gap)
+    wanted = _check(method, phases, seconds, iterations, target_gap, seed)
     if not overlap:
         profile = without_overlap(profile)
     problem = Problem.of(profile, ranks, microbatches, capacity_bytes)
     if seconds is None and iterations is None:
         seconds = DEFAULT_SECONDS if target_gap is None else 10 * DEFAULT_SECONDS
-    if method == "best":
-        warm_up()
+    warm_up()
     search = Search(
         problem, Limits(seconds, iterations, target_gap), lower_bound(problem), progress
     )
     known: list = []
     try:
-        known = list(published(problem, lambda: search.time_share > BASELINES_SHARE))
+        for measured in published(problem, lambda: search.time_share > BASELINES_SHARE):
+            known.append(measured)
         if method == "best" and wanted == frozenset(PHASES):
             for _, plan, made in sorted(known, key=lambda k: k[2].makespan_s):
                 once = all(len(held) == 1 for held in plan.placement.stages)
@@ -106,6 +109,7 @@ def warm_up() -> None:
     problem = Problem.of(Profile("warm-up", (layer,) * 9, Machine()), 2, 4)
     search = Search(problem, Limits(iterations=1), lower_bound(problem))
     list(published(problem))
+    solve(Problem.of(Profile("warm-up", (layer,) * 2, Machine()), 2, 1))
     search_best(search, frozenset(PHASES), starts_for(search, frozenset(PHASES), 0), 0)
 
 
@@ -149,9 +153,12 @@ def _check(
     seconds: float | None,
     iterations: int | None,
     target_gap: float | None,
+    seed: int,
 ) -> frozenset[str]:
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose of {', '.join(METHODS)}")
+    if seed < 0:
+        raise ValueError(f"seed = {seed}, expected a number >= 0")
     wanted = frozenset(phases)
     if not wanted or wanted - set(PHASES):
         raise ValueError(f"phases {sorted(wanted)}: choose at least one of {', '.join(PHASES)}")

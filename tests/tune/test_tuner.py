@@ -185,6 +185,28 @@ def test_every_plan_fits_under_a_cap(share, method):
     check(result, capped, 4, 8)
 
 
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 1000), st.integers(2, 3), st.integers(500, 2500))
+def test_transfer_buffers_never_cut_a_plan_short(seed, ranks, capacity):
+    """Large payloads push plans over the cap after they were found: what is returned is whole."""
+    rng = np.random.default_rng(seed)
+    layers = tuple(
+        LayerCost(
+            "x", *map(float, rng.uniform(0.5, 2, 3)), residual_bytes=20, weight_residual_bytes=15,
+            state_bytes=10, output_bytes=90,
+        )
+        for _ in range(3 * ranks)
+    )  # fmt: skip
+    machine = Machine(latency_s=0.05, bandwidth_bytes_per_s=1000.0, capacity_bytes=capacity)
+    profile = Profile("buffers", layers, machine)
+    try:
+        result = tune(profile, ranks, 6, iterations=2, replicated=False)
+    except CapacityError:
+        return
+    check(result, profile, ranks, 6)
+    check_capacity(result.plan, profile)
+
+
 def test_recompute_is_used_where_nothing_else_fits():
     layers = tuple(
         LayerCost("x", 1.0, 1.0, 1.0, 0, 1, residual_bytes=100, output_bytes=1) for _ in range(8)
@@ -193,6 +215,13 @@ def test_recompute_is_used_where_nothing_else_fits():
     result = tune(profile, 2, 4, iterations=4, replicated=False)
     assert max(result.peak_bytes) <= 260
     assert any(result.plan.recomputes)
+
+
+def test_the_exact_method_says_that_it_leaves_memory_out():
+    layers = tuple(LayerCost("x", 1.0, 1.0, 1.0, residual_bytes=100) for _ in range(4))
+    tight = Machine(capacity_bytes=250)
+    with pytest.raises(CapacityError, match="leaves memory out, and the optimum that it found"):
+        tune(Profile("tight", layers, tight), 2, 3, method="ilp")
 
 
 def test_no_plan_fits_says_what_lacks_and_what_helps():
