@@ -84,8 +84,28 @@ def row(name: str, plan: Plan, profile: Profile, measured: Timeline) -> dict[str
         "peak_bytes": [m.peak_bytes for m, _ in pairs],
         "simulated_peak_bytes": [s.peak_bytes for _, s in pairs],
         "overhead": overhead(measured),
+        "ms_by_item": {
+            rank: {
+                text: [round(m, 3), round(s, 3)]
+                for (text, m), s in zip(
+                    means(measured, rank).items(), means(simulated, rank).values(), strict=True
+                )
+            }
+            for rank in range(len(pairs))
+        },
         "busy_error": [s.busy_s / m.busy_s - 1 for m, s in pairs],
     }
+
+
+def means(timeline: Timeline, rank: int) -> dict[str, float]:
+    """Returns the mean milliseconds of a rank's actions, by stage and kind such as `3F`."""
+    spans: dict[str, list[float]] = {}
+    for span in timeline.actions:
+        if span.rank == rank:
+            actions = span.item.actions if isinstance(span.item, Overlap) else (span.item,)
+            text = "+".join(f"{a.stage}{a.kind.value}" for a in actions)
+            spans.setdefault(text, []).append(1e3 * (span.end_s - span.start_s))
+    return {text: sum(found) / len(found) for text, found in sorted(spans.items())}
 
 
 def overhead(timeline: Timeline) -> float:
