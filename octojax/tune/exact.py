@@ -53,7 +53,7 @@ def solve(problem: Problem, upper_s: float = np.inf, nodes: int = NODES) -> Exac
     if not is_small(p):
         raise ValueError(
             f"the exact method is for small cases: {p.num_layers} layers on {p.ranks} ranks are "
-            f"up to {float(p.ranks) ** p.num_layers:.3g} assignments (at most {ASSIGNMENTS} can "
+            f"{p.ranks}^{p.num_layers} assignments (at most {ASSIGNMENTS} can "
             f"be tried), and with {p.microbatches} microbatches {actions} actions (at most "
             f"{LARGEST} can be enumerated). Use method 'best'"
         )
@@ -86,8 +86,7 @@ def solve(problem: Problem, upper_s: float = np.inf, nodes: int = NODES) -> Exac
 def is_small(problem: Problem, assignments: int = ASSIGNMENTS) -> bool:
     """Whether the enumeration can be expected to end."""
     p = problem
-    ways = float(p.ranks) ** p.num_layers
-    return 3 * p.num_layers * p.microbatches <= LARGEST and ways <= assignments
+    return 3 * p.num_layers * p.microbatches <= LARGEST and p.ranks**p.num_layers <= assignments
 
 
 def is_optimal(search: Search, found: Exact) -> bool:

@@ -16,7 +16,7 @@ from octojax.ir.verify import verify
 from octojax.schedules import SCHEDULES
 from octojax.simulate import StageCosts, check_capacity, simulate, uniform_partition
 from octojax.tune import PHASES, tune
-from octojax.tune.exact import solve
+from octojax.tune.exact import is_small, solve
 from octojax.tune.problem import Problem
 
 DATA = Path(__file__).parents[1] / "data" / "profiles"
@@ -222,6 +222,14 @@ def test_the_exact_method_says_that_it_leaves_memory_out():
     tight = Machine(capacity_bytes=250)
     with pytest.raises(CapacityError, match="leaves memory out, and the optimum that it found"):
         tune(Profile("tight", layers, tight), 2, 3, method="ilp")
+
+
+def test_very_many_layers_are_not_small():
+    """16^300 assignments exceed any float."""
+    many = Profile("many", (LayerCost("x", 1.0, 1.0, 1.0),) * 300)
+    assert not is_small(Problem.of(many, 16, 1))
+    with pytest.raises(ValueError, match=r"300 layers on 16 ranks are .*16\^300 assignments"):
+        solve(Problem.of(many, 16, 1))
 
 
 def test_no_plan_fits_says_what_lacks_and_what_helps():
