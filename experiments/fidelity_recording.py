@@ -9,7 +9,6 @@ of a recorded one.
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 
