@@ -10,8 +10,8 @@ python experiments/tuner_targets.py --only m --seconds $((30 * times)) --name ta
 python experiments/tuner_targets.py --only l --seconds $((120 * times)) --name targets_l
 python experiments/tuner_targets.py --costs calibrated --host-cost 7e-5 --seconds $((30 * times)) --name host_cost
 python experiments/tuner_search_cost.py --seconds $((60 * times))
-python experiments/tuner_ablation.py --seconds $((10 * times))
-python experiments/tuner_memory.py --seconds $((8 * times))
+python experiments/tuner_ablation.py --seconds $((7 * times))
+python experiments/tuner_memory.py --seconds $((5 * times))
 python experiments/tuner_halves.py --seconds $((20 * times))
 python experiments/tuner_optimality.py
 python experiments/tuner_report.py

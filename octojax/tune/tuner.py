@@ -10,7 +10,7 @@ from octojax.ir.profile import LayerCost, Machine, Profile
 from octojax.tune.baselines import published, summary
 from octojax.tune.best import search_best, starts_for
 from octojax.tune.bound import lower_bound
-from octojax.tune.exact import solve
+from octojax.tune.exact import is_small, solve
 from octojax.tune.measure import fits
 from octojax.tune.memory import explain_lack
 from octojax.tune.problem import Problem
@@ -63,6 +63,8 @@ def tune(
     if seconds is None and iterations is None:
         seconds = DEFAULT_SECONDS if target_gap is None else 10 * DEFAULT_SECONDS
     warm_up()
+    if is_small(problem):
+        warm_up_exact()
     search = Search(
         problem, Limits(seconds, iterations, target_gap), lower_bound(problem), progress
     )
@@ -109,8 +111,13 @@ def warm_up() -> None:
     problem = Problem.of(Profile("warm-up", (layer,) * 9, Machine()), 2, 4)
     search = Search(problem, Limits(iterations=1), lower_bound(problem))
     list(published(problem))
-    solve(Problem.of(Profile("warm-up", (layer,) * 2, Machine()), 2, 1))
     search_best(search, frozenset(PHASES), starts_for(search, frozenset(PHASES), 0), 0)
+
+
+@lru_cache(maxsize=1)
+def warm_up_exact() -> None:
+    """The same for the enumeration of small cases."""
+    solve(Problem.of(Profile("warm-up", (LayerCost("x", 1.0, 1.0, 1.0),) * 2, Machine()), 2, 1))
 
 
 def without_overlap(profile: Profile) -> Profile:
