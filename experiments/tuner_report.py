@@ -58,8 +58,8 @@ def sections() -> list[str]:
         "python experiments/tuner_targets.py --only l --seconds 120 --name targets_l",
         targets, TARGETS,
         "\"paper\" is the top of the measured range that the OctoPipe paper states. S ran with 15 "
-        "seconds, M with 30, L with 120. On NemotronH-L with roofline costs the proven bound itself "
-        "is at 96.2 % of atomic: that figure has no fill. "
+        "seconds, M with 30, L with 120. On NemotronH-L with roofline costs the proven bound "
+        "itself is at 96.2 % of atomic: that figure has no fill. "
         "Jamba-L with calibrated costs came to 95.1, 94.5 and 93.9 % in three runs of 120 "
         "seconds (versions differed slightly): 95 % is within reach there, not assured.\n\n",
     )  # fmt: skip
