@@ -112,9 +112,10 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
             number = next(n for n, h in enumerate(HEATS) if share < h.until)
             if room_before is not search.slack:  # less memory is left than the field was judged by
                 room_before = search.slack
-                field = remeasured(field, search) or [
-                    Runner(t, c, t, c) for t, c in _measured(search, phases, starts)
-                ]
+                field = remeasured(field, search)
+                if not field:
+                    heat = -1
+                    field = [Runner(t, c, t, c) for t, c in _measured(search, phases, starts)]
                 if not field:
                     search.stop = "memory"
                     return
@@ -124,8 +125,8 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
             jobs = []
             for w in range(WORKERS):
                 at = (turn + w) % len(field)
-                number = (seed, turn, w)
-                arguments = (field[at], search, weights, rounds, steps, degree(share), number)
+                dice = (seed, turn, w)
+                arguments = (field[at], search, weights, rounds, steps, degree(share), dice)
                 jobs.append((at, pool.submit(_anneal, *arguments)))
             turn += WORKERS
             phase, moved = PHASES[0], set[int]()
