@@ -86,10 +86,8 @@ def row(name: str, plan: Plan, profile: Profile, measured: Timeline) -> dict[str
         "overhead": overhead(measured),
         "ms_by_item": {
             rank: {
-                text: [round(m, 3), round(s, 3)]
-                for (text, m), s in zip(
-                    means(measured, rank).items(), means(simulated, rank).values(), strict=True
-                )
+                text: [round(ms, 3), round(means(simulated, rank).get(text, 0.0), 3)]
+                for text, ms in means(measured, rank).items()
             }
             for rank in range(len(pairs))
         },

@@ -86,11 +86,19 @@ class Together:
         )
 
     def profile(
-        self, rounds: int = 5, name: str = "measured", microbatches: int | None = None
+        self,
+        rounds: int = 5,
+        name: str = "measured",
+        microbatches: int | None = None,
+        target_s: float = 0.01,
     ) -> Profile:
-        """Returns what the layers cost now; every process calls this."""
+        """Returns what the layers cost now; every process calls this.
+
+        A layer is repeated for `target_s` seconds at a time; with 0 it runs once in each turn, so
+        that it finds the caches as a step leaves them: full of the others' values.
+        """
         barrier("profile")
-        mine = self.timer.costs(rounds)
+        mine = self.timer.costs(rounds, target_s)
         theirs = [
             tuple(LayerCost(**layer) for layer in json.loads(text))
             for text in everyone(json.dumps([asdict(layer) for layer in mine]), "profile")
