@@ -33,7 +33,7 @@ PROMISING = 0.02
 """A move's outcome is justified if its score is at most so much above the present one."""
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def anneal(
     rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
     latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, weights, rounds, steps, hot,
@@ -102,7 +102,7 @@ def anneal(
     return best, kept, span, now, counts
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _regroup(move, r, c, x, u, ranks):
     """Changes ranks or borders in place, see `MOVES`; flags follow their stages."""
     layers = r.shape[0]
@@ -161,7 +161,7 @@ def _regroup(move, r, c, x, u, ranks):
             x[layer], u[layer] = x[layer - 1], u[layer - 1]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _even_out(r, c, x, u, costs_4L, speed_P):
     """Hands work from one of the busiest ranks to one of the idlest, in place: over a border
     between stages, by a layer alone, or a heavier layer against a lighter one nearby.
@@ -210,7 +210,7 @@ def _even_out(r, c, x, u, costs_4L, speed_P):
             x[layer], u[layer] = x[layer - 1], u[layer - 1]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _ranked(load_P, place):
     """Returns the rank at a place in ascending order of load."""
     for r in range(load_P.shape[0]):
@@ -222,7 +222,7 @@ def _ranked(load_P, place):
     return 0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _reprioritize(move, n, k, makespan):
     """Shifts keys in place by some share of the makespan."""
     layers, _, microbatches = n.shape
@@ -253,7 +253,7 @@ def _reprioritize(move, n, k, makespan):
             n[layer, kind, m] += by
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _toggle(r, c, flag):
     """Turns the flag of one stage in place."""
     layers = r.shape[0]
@@ -267,7 +267,7 @@ def _toggle(r, c, flag):
         a += 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _paint(r, c, at, rank):
     """Gives the whole stage of layer `at` to `rank`."""
     was = r[at]
@@ -281,7 +281,7 @@ def _paint(r, c, at, rank):
         r[layer] = rank
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def least_makespan(rank_L, costs_4L, speed_P, host_s, microbatches):
     """Returns a time below which no schedule of these layers on these ranks can be: the
     busiest rank's work, begun when the first forward can have reached it.
@@ -298,4 +298,7 @@ def least_makespan(rank_L, costs_4L, speed_P, host_s, microbatches):
             load_P[rank_L[layer - 1]] += 2 * host_s
         entry_P[r] = min(entry_P[r], before)
         before += costs_4L[0, layer] / speed_P[r]
-    return np.max(load_P * microbatches + entry_P)
+    least = 0.0
+    for r in range(ranks):
+        least = max(least, load_P[r] * microbatches + entry_P[r])
+    return least

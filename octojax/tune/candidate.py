@@ -75,7 +75,7 @@ def problem_arrays(problem: Problem, free_bytes: np.ndarray | None = None) -> tu
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def stage_arrays(
     rank_L, cut_L, recompute_L, fused_L, key_LKM, costs_4L, bytes_4L, speed_P, latency_PP,
     s_per_byte_PP, host_s, capacity_P,
@@ -136,9 +136,10 @@ def stage_arrays(
             q = rank_L[a - 1]
             send_i_S2[s, 0] = bytes_4L[2, a - 1] * s_per_byte_PP[r, q]
             send_i_S2[s, 1] = latency_PP[r, q]
-        key_SKM[s, 0] = key_LKM[a, 0]
-        key_SKM[s, 1] = key_LKM[b - 1, 1]
-        key_SKM[s, 2] = key_LKM[b - 1, 2]
+        for m in range(key_SKM.shape[2]):
+            key_SKM[s, 0, m] = key_LKM[a, 0, m]
+            key_SKM[s, 1, m] = key_LKM[b - 1, 1, m]
+            key_SKM[s, 2, m] = key_LKM[b - 1, 2, m]
     for r in range(ranks):
         count_P[r + 1] += count_P[r]
     first_P = count_P.copy()
@@ -153,7 +154,7 @@ def stage_arrays(
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def evaluate(
     rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
     latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, out_N4, start_N, peak_P,
@@ -172,7 +173,7 @@ def evaluate(
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def anchored(rank_L, cut_L, key_LKM, out_N4, start_N, actions):
     """Returns keys that say when each action did run: the same schedule, in comparable units.
 

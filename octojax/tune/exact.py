@@ -126,7 +126,7 @@ def assignments(problem: Problem) -> Iterator[np.ndarray]:
         yield np.array(ranks, np.int64)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _enumerate(rank_S, time_SK, hop_f_S, hop_i_S, ranks, microbatches, upper, nodes, rows):
     """Returns the least makespan below `upper` (else `upper`) and the nodes visited; fills
     `rows` (rank, stage, kind, microbatch) in an order in which they can be issued.
@@ -248,7 +248,7 @@ def _enumerate(rank_S, time_SK, hop_f_S, hop_i_S, ranks, microbatches, upper, no
     return best, visited
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _later(a, b, est, tail):
     """Whether option `a` should be tried after option `b`."""
     tail_a = tail[a // 3, a % 3] if a % 3 < 2 else 0.0

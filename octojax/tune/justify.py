@@ -41,7 +41,7 @@ def justified(
     return best
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def from_the_end(shape, fused_S, makespan_s, out_N4, start_N, actions, key_SKM):
     """Fills `key_SKM` with when each action starts in the schedule built from the end.
 
@@ -62,7 +62,7 @@ def from_the_end(shape, fused_S, makespan_s, out_N4, start_N, actions, key_SKM):
                 key_SKM[s, k, m] = length - stop[s, k, m]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def judged(
     rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
     latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, out_N4, start_N, peak_P, rounds,
@@ -119,7 +119,7 @@ def judged(
     return score, makespan, a[0], best_SKM
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _ends(out_N4, start_N, time_SK, actions, ranks):
     """Returns the root mean square of when the ranks' last actions end."""
     end_P = np.zeros(ranks)
@@ -132,7 +132,7 @@ def _ends(out_N4, start_N, time_SK, actions, ranks):
     return np.sqrt(square / ranks)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def keys_of_layers(first_S, key_SKM, layers):
     """Returns stage keys spread to layers; within a stage forward and backward stay in order."""
     made = np.empty((layers, 3, key_SKM.shape[2]))

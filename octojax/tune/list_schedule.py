@@ -18,7 +18,7 @@ F, I, W = 0, 1, 2  # noqa: E741
 NEVER = np.inf
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def list_schedule(
     rank_S, first_P, held_S, time_SK, send_f_S2, send_i_S2, key_SKM, fused_S, hold_f_S, hold_w_S,
     surge_S, free_P, microbatches, patience_s, cutoff_s, out_N4, start_N, peak_P,
@@ -161,7 +161,7 @@ def list_schedule(
     return makespan
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _choose(
     first, last, ready, key, now, patience_s,
     tight, room, rest, oldest, held_S, done, hold_f_S, hold_w_S, surge_S, fused_S,
@@ -197,7 +197,7 @@ def _choose(
     return best, choice
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _oldest(first, last, held_S, done, hold_f_S, hold_w_S, surge_S, M):
     """Returns a rank's oldest microbatch without all its I, and the bytes it will still take."""
     oldest = M

@@ -12,7 +12,7 @@ F, I, W = 0, 1, 2  # noqa: E741
 NEVER = np.inf
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def reverse_schedule(
     rank_S, first_P, held_S, time_SK, send_f_S2, send_i_S2, key_SKM, fused_S, stop_SKM
 ):
@@ -70,7 +70,7 @@ def reverse_schedule(
     return length
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _comes(s, k, done, stop_SKM, hop_f_S, hop_i_S, fused_S):
     """Returns when the next action of a stage and kind may run; never if it has to wait for one
     that is not placed yet.
@@ -101,7 +101,7 @@ def _comes(s, k, done, stop_SKM, hop_f_S, hop_i_S, fused_S):
     return comes
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _choose(first, last, held_S, ready, key_SKM, done, now):
     """Returns `(start, 3 * stage + kind)` of what a rank that is free at `now` runs next."""
     M = key_SKM.shape[2]

@@ -129,7 +129,7 @@ def dealt(
     return np.diff(borders)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _deal(
     order, share_S, ranks, forward_s, input_grad_s, work_s, speed_P, microbatches, host_s,
     evenness, steps, seed, hot,
@@ -166,7 +166,7 @@ def _deal(
     return best
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _shift(border, layers):
     """Moves one border, or several neighbours, by a layer; pieces may become empty."""
     pieces = border.shape[0] - 1
@@ -190,7 +190,7 @@ def _shift(border, layers):
         s += 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def _judge(border, order, ranks, sum_f, sum_i, sum_w, speed_P, microbatches, host_s, evenness):
     """Returns the busiest rank's time, plus what uneven turns make the others wait."""
     pieces = order.shape[0]
