@@ -12,6 +12,6 @@ python experiments/tuner_targets.py --costs calibrated --host-cost 7e-5 --second
 python experiments/tuner_search_cost.py --seconds $((60 * times))
 python experiments/tuner_ablation.py --seconds $((7 * times))
 python experiments/tuner_memory.py --seconds $((5 * times))
-python experiments/tuner_halves.py --seconds $((20 * times))
+python experiments/tuner_halves.py --seconds $((40 * times))
 python experiments/tuner_optimality.py
 python experiments/tuner_report.py
