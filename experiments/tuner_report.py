@@ -119,8 +119,8 @@ def sections() -> list[str]:
             "gap": "halves_gap",
         },
         "The split of a block's cost is an assumption: the mixer takes 0.4 of an attention + MLP "
-        "block, 0.57 of a Mamba + MLP block, 0.4 of a Mamba + MoE block. Eleven seconds are too few "
-        "for L: halves came out slower than whole blocks there, and LLaMA-L is missing.\n\n",
+        "block, 0.57 of a Mamba + MLP block, 0.4 of a Mamba + MoE block. Eleven seconds are too "
+        "few for L: halves came out slower than whole blocks there, and LLaMA-L is missing.\n\n",
     )  # fmt: skip
     exact = read_rows("optimality")
     if exact:
