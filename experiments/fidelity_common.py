@@ -86,10 +86,10 @@ def row(name: str, plan: Plan, profile: Profile, measured: Timeline) -> dict[str
         "overhead": overhead(measured),
         "ms_by_item": {
             rank: {
-                text: [round(ms, 3), round(means(simulated, rank).get(text, 0.0), 3)]
+                text: [round(ms, 3), round(predicted.get(text, 0.0), 3)]
                 for text, ms in means(measured, rank).items()
             }
-            for rank in range(len(pairs))
+            for rank, predicted in enumerate(means(simulated, r) for r in range(len(pairs)))
         },
         "busy_error": [s.busy_s / m.busy_s - 1 for m, s in pairs],
     }

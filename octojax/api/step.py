@@ -43,9 +43,9 @@ class TrainStep:
     """A compiled pipeline step: `state, metrics = step(state, batch)`.
 
     `metrics` are `loss` (mean over microbatches, weighted by their rows, or with
-    `reduction="sum"` their sum), `grad_norm` (over
-    all stages) and, where the loss returns any, `aux` (joined as `octojax.programs.finish`
-    says: floating scalars are averaged, integers summed, rows concatenated).
+    `reduction="sum"` their sum), `grad_norm` (over all stages) and, where the loss returns any,
+    `aux` (joined as `octojax.programs.finish` says: floating scalars are averaged, integers
+    summed, rows concatenated).
     """
 
     def __init__(self, loss: PipelinedLoss, optimizer: optax.GradientTransformation) -> None:

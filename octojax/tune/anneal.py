@@ -29,6 +29,7 @@ MOVES = (
 )
 PHASE_OF_MOVE = (0, 0, 0, 1, 0, 0, 1, 0, 2, 2, 2, 2, 0)
 """0 partition, 1 placement, 2 schedule."""
+EVEN_OUT = MOVES.index("even out two ranks")
 PROMISING = 0.02
 """A move's outcome is justified if its score is at most so much above the present one."""
 
@@ -68,9 +69,9 @@ def anneal(
         while weights[move] < dice:
             move += 1
         r, c, x, u, n, k = now
-        if move <= 7 or move == 12:
+        if move <= 7 or move == EVEN_OUT:
             r, c, x, u = r.copy(), c.copy(), x.copy(), u.copy()
-            if move == 12:
+            if move == EVEN_OUT:
                 _even_out(r, c, x, u, costs_4L, speed_P)
             else:
                 _regroup(move, r, c, x, u, ranks)
@@ -80,7 +81,7 @@ def anneal(
         else:
             x, u = x.copy(), u.copy()
             _toggle(r, c, x if move == 10 else u)
-        if move < 7 or move == 12:
+        if move < 7 or move == EVEN_OUT:
             hope = least_makespan(r, costs_4L, speed_P, host_s, microbatches)
             if hope > span + 5 * heat:
                 continue
@@ -156,9 +157,7 @@ def _regroup(move, r, c, x, u, ranks):
             _paint(r, c, b, p)
     elif move == 7:
         c[a] = not c[a]
-    for layer in range(1, layers):  # a stage has one flag
-        if r[layer] == r[layer - 1] and not c[layer]:
-            x[layer], u[layer] = x[layer - 1], u[layer - 1]
+    _one_flag_a_stage(r, c, x, u)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -205,7 +204,13 @@ def _even_out(r, c, x, u, costs_4L, speed_P):
         r[a] = idle
         if b >= 0:
             r[b] = busy
-    for layer in range(1, layers):  # a stage has one flag
+    _one_flag_a_stage(r, c, x, u)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _one_flag_a_stage(r, c, x, u):
+    """Gives every layer the flags of its stage's first, in place."""
+    for layer in range(1, r.shape[0]):
         if r[layer] == r[layer - 1] and not c[layer]:
             x[layer], u[layer] = x[layer - 1], u[layer - 1]
 

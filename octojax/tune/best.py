@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octojax.tune.anneal import MOVES, PHASE_OF_MOVE, anneal
+from octojax.tune.anneal import EVEN_OUT, MOVES, PHASE_OF_MOVE, anneal
 from octojax.tune.candidate import Candidate
 from octojax.tune.exact import is_optimal, is_small, solve
 from octojax.tune.justify import ROUNDS, justified
@@ -65,7 +65,7 @@ def move_chances(problem: Problem, phases: frozenset[str]) -> np.ndarray:
     if (problem.backward_s < problem.input_grad_s + problem.weight_grad_s).any():
         chances["fuse or split a backward"] = 0.04
     if "placement" not in phases:  # stages stay in order, one per rank
-        keep = {"move a stage border"} | set(MOVES[7:12])
+        keep = {"move a stage border"} | set(MOVES[7:EVEN_OUT])
         chances = {name: c if name in keep else 0.0 for name, c in chances.items()}
         chances["split or join stages"] = 0.0
     if "partition" not in phases:  # stages stay whole
@@ -93,7 +93,7 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
     problem = search.problem
     weights = move_chances(problem, phases)
     field = [Runner(t, c, t, c) for t, c in _measured(search, phases, starts)]
-    rounds = ROUNDS if "schedule" in phases else 0
+    rounds, room_before = ROUNDS if "schedule" in phases else 0, search.slack
     for runner in field:  # transfer buffers may push the quickest over a capacity
         if search.offer_candidate(runner.best, runner.best_s, "schedule"):
             break
@@ -104,7 +104,7 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
         return
     actions = 3 * len(stages_of(field[0].best)[1]) * problem.microbatches
     steps = min(2000, max(20, ROUND_ACTIONS // actions))
-    turn, heat, room_before = 0, -1, np.zeros(0)
+    turn, heat = 0, -1
     room = affordable(0.0, search.limits.share(0.0, 1))
     with ThreadPoolExecutor(WORKERS) as pool:
         while not search.finished():

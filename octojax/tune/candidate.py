@@ -155,6 +155,15 @@ def stage_arrays(
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def is_possible(first_P, free_P):
+    """Whether every rank has a stage, and room for the state of its own."""
+    for r in range(free_P.shape[0]):
+        if free_P[r] < 0.0 or first_P[r] == first_P[r + 1]:
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def evaluate(
     rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
     latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, out_N4, start_N, peak_P,
@@ -164,9 +173,8 @@ def evaluate(
         rank_L, cut_L, recompute_L, fused_L, key_LKM, costs_4L, bytes_4L, speed_P, latency_PP,
         s_per_byte_PP, host_s, capacity_P,
     )  # fmt: skip
-    for r in range(speed_P.shape[0]):
-        if a[12][r] < 0.0 or a[2][r] == a[2][r + 1]:  # state alone does not fit, or an idle rank
-            return np.inf
+    if not is_possible(a[2], a[12]):
+        return np.inf
     return list_schedule(
         a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12],
         microbatches, patience_s[0], np.inf, out_N4, start_N, peak_P,

@@ -11,7 +11,13 @@ from dataclasses import replace
 import numpy as np
 from numba import njit
 
-from octojax.tune.candidate import LATE_S, Candidate, problem_arrays, stage_arrays
+from octojax.tune.candidate import (
+    LATE_S,
+    Candidate,
+    is_possible,
+    problem_arrays,
+    stage_arrays,
+)
 from octojax.tune.list_schedule import list_schedule
 from octojax.tune.problem import Problem
 from octojax.tune.reverse import reverse_schedule
@@ -80,9 +86,8 @@ def judged(
         s_per_byte_PP, host_s, capacity_P,
     )  # fmt: skip
     best_SKM = a[7]
-    for r in range(speed_P.shape[0]):
-        if a[12][r] < 0.0 or a[2][r] == a[2][r + 1]:  # state alone does not fit, or an idle rank
-            return np.inf, np.inf, a[0], best_SKM
+    if not is_possible(a[2], a[12]):
+        return np.inf, np.inf, a[0], best_SKM
     actions, work_s = 3 * a[1].shape[0] * microbatches, 0.0
     for s in range(a[1].shape[0]):
         actions -= microbatches if a[8][s] else 0

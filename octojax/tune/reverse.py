@@ -8,8 +8,7 @@ order. Memory is not looked at: the outcome serves as priorities, not as a plan.
 import numpy as np
 from numba import njit
 
-F, I, W = 0, 1, 2  # noqa: E741
-NEVER = np.inf
+from octojax.tune.list_schedule import NEVER, F, I, W
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from octojax.errors import CapacityError
 from octojax.ir.plan import Plan
 from octojax.simulate.evaluation import Evaluation
 from octojax.tune.bound import Bound
 from octojax.tune.candidate import Candidate, problem_arrays
-from octojax.tune.measure import fits, measure, quick_makespan, to_plan
+from octojax.tune.measure import fits, measure, to_plan
 from octojax.tune.problem import Problem
 from octojax.tune.result import Progress
 
@@ -115,9 +116,10 @@ class Search:
         """
         if not makespan_s < self.makespan_s * (1 - 1e-12):
             return False
-        if quick_makespan(found, self.problem, self.arrays) == np.inf:
+        try:
+            plan = to_plan(found, self.problem, self.arrays)
+        except CapacityError:
             return False  # the room left has shrunk since it was found
-        plan = to_plan(found, self.problem, self.arrays)
         made = measure(plan, self.problem)
         over = np.maximum(0.0, made.peak_bytes - self.problem.capacity_bytes)
         if over.any():

@@ -62,9 +62,10 @@ def tune(
     problem = Problem.of(profile, ranks, microbatches, capacity_bytes)
     if seconds is None and iterations is None:
         seconds = DEFAULT_SECONDS if target_gap is None else 10 * DEFAULT_SECONDS
-    warm_up()
-    if is_small(problem):
-        warm_up_exact()
+    if seconds is not None:
+        warm_up()
+        if is_small(problem):
+            warm_up_exact()
     search = Search(
         problem, Limits(seconds, iterations, target_gap), lower_bound(problem), progress
     )
