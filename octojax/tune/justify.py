@@ -139,12 +139,17 @@ def _ends(out_N4, start_N, time_SK, actions, ranks):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def keys_of_layers(first_S, key_SKM, layers):
-    """Returns stage keys spread to layers; within a stage forward and backward stay in order."""
+    """Returns stage keys spread to layers; within a stage forward and backward stay in order.
+
+    The stage's keys read from these layers (`stage_arrays`) are the given ones to the bit: ties
+    between stages break as they did in the schedule that was measured.
+    """
     made = np.empty((layers, 3, key_SKM.shape[2]))
     for s in range(key_SKM.shape[0]):
-        for layer in range(first_S[s], first_S[s + 1]):
+        first, last = first_S[s], first_S[s + 1] - 1
+        for layer in range(first, last + 1):
             for m in range(key_SKM.shape[2]):
-                made[layer, 0, m] = key_SKM[s, 0, m] + 1e-9 * layer
-                made[layer, 1, m] = key_SKM[s, 1, m] - 1e-9 * layer
+                made[layer, 0, m] = key_SKM[s, 0, m] + 1e-9 * (layer - first)
+                made[layer, 1, m] = key_SKM[s, 1, m] + 1e-9 * (last - layer)
                 made[layer, 2, m] = key_SKM[s, 2, m]
     return made

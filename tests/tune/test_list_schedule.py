@@ -143,7 +143,7 @@ def test_hope_is_below_every_schedule(data):
     assert hope <= run(found, problem)[0] * (1 + 1e-12)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_annealing_only_returns_what_it_measured(data):
     problem = data.draw(problems(2, 3))
