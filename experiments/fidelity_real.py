@@ -5,9 +5,10 @@ python experiments/fidelity_real.py
 Each process times the layers of the hybrid model (`hybrid.py`) while the other does, and the
 link is measured between them. On that profile plans are chosen: 1F1B, interleaved, zb-h1 and the
 tuned one. Then all of them train in turns, recorded and unrecorded, and in every round the layers
-are timed once more, so that a busy machine slows all alike; the simulator predicts the steps from
-the medians of those times. Layers take turns with each other, one run at a time: repeated alone
-they would find their values in the caches, as they do not in a step.
+and the stages of each plan are timed once more, so that a busy machine slows all alike. The
+simulator predicts each step twice: from the medians of the layers' times, as the tuner does, and
+from those of the plan's own stages. Layers take turns with each other, one run at a time: repeated
+alone they would find their values in the caches, as they do not in a step.
 """
 
 import argparse
@@ -97,6 +98,13 @@ def run(arguments: Sequence[str]) -> None:
         )
     say(f"compiled in {time.monotonic() - begin:.0f} s", flush=True)
     states = {name: step.init() for name, step in steps.items()}
+    pure = octopipe.adapt(model, loss)
+    stage_timers = {
+        name: Together(pure, microbatch, mesh, optimizer, partition=plan.partition, machine=machine)
+        for name, plan in chosen.items()
+    }
+    say(f"stages compiled, {time.monotonic() - begin:.0f} s", flush=True)
+    stages: dict[str, list[Profile]] = {name: [] for name in steps}
     plain: dict[str, list[float]] = {name: [] for name in steps}
     recorded: dict[str, list[float]] = {name: [] for name in steps}
     timelines: dict[str, list[Any]] = {name: [] for name in steps}
@@ -104,6 +112,9 @@ def run(arguments: Sequence[str]) -> None:
     for turn in range(wanted.rounds + 2):
         profiles.append(timer.profile(3, microbatches=wanted.microbatches, target_s=0.0))
         for name, step in list(steps.items())[:: 1 if turn % 2 else -1]:
+            stages[name].append(
+                stage_timers[name].profile(3, microbatches=wanted.microbatches, target_s=0.0)
+            )
             for record in (False, True):
                 barrier("turn")
                 begin = time.monotonic()
@@ -119,10 +130,15 @@ def run(arguments: Sequence[str]) -> None:
     for name, plan in chosen.items():
         kept = sorted(timelines[name][2:], key=lambda t: t.makespan_s)
         found = row(name, plan, profile, kept[len(kept) // 2])
+        own = row(name, plan.of_stages(), middle(stages[name][2:]), kept[len(kept) // 2])
+        found["of_stages"] = {k: own[k] for k in ("simulated_s", "error", "ms_by_item")}
         found["step_s"] = statistics.median(plain[name][2:])
         found["recorded_step_s"] = statistics.median(recorded[name][2:])
         rows.append(found)
+    say("from the layers' times:\n")
     say(table(rows))
+    say("\nfrom the times of each plan's stages:\n")
+    say(table([{**found, **found["of_stages"]} for found in rows]))
     say("\n| plan | step ms | makespan ms | peak MiB measured | simulated | error |")
     say("|---|---|---|---|---|---|")
     errors = []

@@ -1,4 +1,4 @@
-"""Layers as stages of their own, and the record of what each costs."""
+"""Layers (or a plan's stages) as stages to be timed, and the record of what each costs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,9 +15,11 @@ from octojax.stages.program import Program, Role, Stage
 from octojax.stages.sizes import input_bytes, kept_bytes, residual_bytes
 
 
-def one_layer_stages(layered: LayeredLoss) -> tuple[StagedLoss, tuple[Stage, ...]]:
-    """Returns every layer as a stage of its own, with the programs that an executor runs."""
-    staged = cut_stages(layered, Partition((1,) * layered.graph.num_layers))
+def timed_stages(
+    layered: LayeredLoss, partition: Partition | None = None
+) -> tuple[StagedLoss, tuple[Stage, ...]]:
+    """Returns every layer (or the stages of `partition`) with the programs an executor runs."""
+    staged = cut_stages(layered, partition or Partition((1,) * layered.graph.num_layers))
     num = len(staged.traced.params)
     trainable = frozenset(
         u
@@ -39,25 +41,25 @@ def layer_costs(
     seconds: Sequence[Mapping[str, float]],
     optimizer: optax.GradientTransformation | None,
 ) -> tuple[LayerCost, ...]:
-    """Returns the cost of each layer: `seconds[i]` are its times by kind of action, bytes are
+    """Returns the cost of each stage: `seconds[i]` are its times by kind of action, bytes are
     those of its programs and of the optimizer's state."""
     owned = state_bytes(staged, stages, optimizer)
+    layers = staged.graph.layers
+    held = [[layers[at] for at in staged.partition.layers(s)] for s in range(len(stages))]
     return tuple(
         LayerCost(
-            kind=layer.kind,
+            kind=own[0].kind if len(own) == 1 else "stage",
             forward_s=times["F"],
             input_grad_s=times["I"],
             weight_grad_s=times.get("W", 0.0),
             backward_s=times["B"],
-            param_bytes=layer.param_bytes,
+            param_bytes=sum(layer.param_bytes for layer in own),
             state_bytes=state,
             residual_bytes=residual_bytes(stage) + input_bytes(stage),
             weight_residual_bytes=kept_bytes(stage) + _inputs_of_weight_grad(stage),
-            output_bytes=layer.output_bytes,
+            output_bytes=own[-1].output_bytes,
         )
-        for layer, stage, times, state in zip(
-            staged.graph.layers, stages, seconds, owned, strict=True
-        )
+        for own, stage, times, state in zip(held, stages, seconds, owned, strict=True)
     )
 
 
@@ -82,3 +84,13 @@ def _inputs_of_weight_grad(stage: Stage) -> int:
         for ref, aval in zip(program.reads, program.jaxpr.in_avals, strict=True)
         if ref.role is Role.INPUT
     )
+
+
+def names_of(staged: StagedLoss) -> list[str]:
+    """Returns what each timed stage is called: its layer, or its first and last one."""
+    layers, parts = staged.graph.layers, range(staged.partition.num_stages)
+    ends = [staged.partition.layers(s) for s in parts]
+    return [
+        layers[own[0]].name if len(own) == 1 else f"{layers[own[0]].name} .. {layers[own[-1]].name}"
+        for own in ends
+    ]

@@ -9,9 +9,15 @@ import optax
 
 from octojax.compat import Device
 from octojax.frontends import PureLoss
-from octojax.ir import LayerCost, Machine, Profile
+from octojax.ir import LayerCost, Machine, Partition, Profile
 from octojax.layers import LayeredLoss, find_layers
-from octojax.profiling.layers import layer_costs, one_layer_stages, programs_of, shapes_of
+from octojax.profiling.layers import (
+    layer_costs,
+    names_of,
+    programs_of,
+    shapes_of,
+    timed_stages,
+)
 from octojax.profiling.links import measure_link
 from octojax.profiling.runs import Prepared, Programs, Values, prepare, run_once
 from octojax.profiling.timing import median_times
@@ -34,6 +40,7 @@ def measure(
     name: str = "measured",
     ranks: int | None = None,
     microbatches: int | None = None,
+    partition: Partition | None = None,
 ) -> Profile:
     """Returns the measured profile of `loss` for `batch`, one microbatch.
 
@@ -42,16 +49,23 @@ def measure(
     parameters are arrays; gradients are small random numbers. Times are medians of warm runs
     on `devices[0]`, bytes are read off the programs and the optimizer's real state. Links are
     measured from `devices[0]` to `devices[1]` unless a `machine` is given or there is only one.
+
+    With a `partition` its stages take the place of the layers: the profile has one "layer" per
+    stage, for `plan.of_stages()`. A stage is not quite the sum of its layers, so this predicts
+    one plan's step more closely, and no other's.
+
+    Raises `CutError` for a partition of another number of layers.
     """
     at_hand = list(jax.devices() if devices is None else devices)
     layered = find_layers(
         trace_loss(loss.fn, loss.params, shapes_of(batch), loss.state), min_layers
     )
-    costs = measure_layers(layered, loss, batch, at_hand[0], optimizer, rounds, target_s)
+    timer = LayerTimer(layered, loss, batch, at_hand[0], optimizer, partition)
+    costs = timer.costs(rounds, target_s)
     found = machine or measure_machine(at_hand, transport)
     extra = (
         ("costs", f"measured, median of {rounds} rounds on {at_hand[0].device_kind}"),
-        ("names", [layer.name for layer in layered.graph.layers]),
+        ("names", timer.names),
     )
     return Profile(name, costs, found, ranks, microbatches, extra)
 
@@ -70,7 +84,8 @@ def measure_layers(
 
 
 class LayerTimer:
-    """The layers of a loss with all their programs compiled, to be timed as often as wanted."""
+    """The layers of a loss (or the stages of a partition) with all their programs compiled, to be
+    timed as often as wanted."""
 
     def __init__(
         self,
@@ -79,9 +94,11 @@ class LayerTimer:
         batch: Any,
         device: Device,
         optimizer: optax.GradientTransformation | None = None,
+        partition: Partition | None = None,
     ) -> None:
         self.optimizer = optimizer
-        self.staged, self.stages = one_layer_stages(layered)
+        self.staged, self.stages = timed_stages(layered, partition)
+        self.names = names_of(self.staged)
         values = Values(self.staged, loss.params, loss.state, batch, device)
         self.groups = [tuple(map(fingerprint, programs_of(s).values())) for s in self.stages]
         prepared = _prepare(self.stages, self.groups, values)

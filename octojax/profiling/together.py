@@ -19,7 +19,7 @@ from octojax.executor.instructions import Transfer
 from octojax.executor.permute import PairPermute
 from octojax.executor.values import Place, Value
 from octojax.frontends import PureLoss
-from octojax.ir import LayerCost, Machine, Profile
+from octojax.ir import LayerCost, Machine, Partition, Profile
 from octojax.layers import find_layers
 from octojax.mesh import PipelineMesh
 from octojax.processes import barrier, everyone, several, timeout_s
@@ -62,7 +62,11 @@ def measure_together(
 
 
 class Together:
-    """A profile that several processes measure together, as often as wanted."""
+    """A profile that several processes measure together, as often as wanted.
+
+    Of every layer, or of the stages of a `partition` (see `measure`); links are measured at the
+    beginning, unless a `machine` has them.
+    """
 
     def __init__(
         self,
@@ -71,17 +75,18 @@ class Together:
         mesh: PipelineMesh,
         optimizer: optax.GradientTransformation | None = None,
         min_layers: int = 1,
+        partition: Partition | None = None,
+        machine: Machine | None = None,
     ) -> None:
         self.mesh = mesh
         layered = find_layers(
             trace_loss(loss.fn, loss.params, shapes_of(batch), loss.state),
             max(min_layers, mesh.num_ranks),
         )
-        self.names = [layer.name for layer in layered.graph.layers]
         sizes = sorted({x.output_bytes for x in layered.graph.layers if x.output_bytes})
         device = mesh.ranks[mesh.local_ranks[0]].devices[0]
-        self.timer = LayerTimer(layered, loss, batch, device, optimizer)
-        self.machine = measure_links(
+        self.timer = LayerTimer(layered, loss, batch, device, optimizer, partition)
+        self.machine = machine or measure_links(
             mesh, typical_bytes=sizes[len(sizes) // 2] if sizes else 1 << 12
         )
 
@@ -114,7 +119,7 @@ class Together:
                 f"measured, mean of {len(theirs)} processes at the same time, each the median of "
                 f"{rounds} rounds",
             ),
-            ("names", self.names),
+            ("names", self.timer.names),
         )
         return Profile(name, layers, machine, self.mesh.num_ranks, microbatches, extra)
 

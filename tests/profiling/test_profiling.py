@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+from octojax.errors import CutError
 from octojax.frontends import PureLoss, adapt
-from octojax.ir import LayerCost, Machine, Profile
+from octojax.ir import LayerCost, Machine, Partition, Placement, Plan, Profile, Schedule
 from octojax.profiling import fit_line, measure, measure_link, measure_machine, median_times
+from octojax.simulate import simulate
 
 D, FF, V, ROWS = 16, 32, 24, 4
 
@@ -47,6 +49,31 @@ def profile(pure: PureLoss) -> Profile:
     return measure(
         pure, model()[2], optimizer=optax.adamw(1e-3), rounds=2, target_s=1e-4, machine=Machine()
     )
+
+
+def test_the_stages_of_a_partition_take_the_place_of_the_layers(
+    pure: PureLoss, profile: Profile
+) -> None:
+    parts = Partition((2, 1, 2))
+    stages = measure(
+        pure, model()[2], optimizer=optax.adamw(1e-3), rounds=2, target_s=1e-4, machine=Machine(),
+        partition=parts,
+    )  # fmt: skip
+    assert stages.num_layers == parts.num_stages
+    for s, found in enumerate(stages.layers):
+        own = [profile.layers[at] for at in parts.layers(s)]
+        assert found.param_bytes == sum(x.param_bytes for x in own)
+        assert found.output_bytes == own[-1].output_bytes
+        assert found.compute_s > 0
+    assert stages.layers[1].residual_bytes == profile.layers[2].residual_bytes
+    assert dict(stages.extra)["names"][1] == dict(profile.extra)["names"][2]
+    assert " .. " in dict(stages.extra)["names"][0]
+    plan = Plan(
+        parts, Placement.parse("0 1 0", 2), Schedule.parse("0F0 2F0 2I0 2W0 0I0 0W0\n1F0 1I0 1W0")
+    )
+    assert simulate(plan.of_stages(), stages).makespan_s > 0
+    with pytest.raises(CutError, match="5 layers"):
+        measure(pure, model()[2], machine=Machine(), partition=Partition((2, 2)))
 
 
 def blocks(profile: Profile) -> tuple[LayerCost, ...]:
