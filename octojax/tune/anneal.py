@@ -30,8 +30,6 @@ MOVES = (
 PHASE_OF_MOVE = (0, 0, 0, 1, 0, 0, 1, 0, 2, 2, 2, 2, 0)
 """0 partition, 1 placement, 2 schedule."""
 EVEN_OUT = MOVES.index("even out two ranks")
-PROMISING = 0.02
-"""A move's outcome is justified if its score is at most so much above the present one."""
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -81,6 +79,12 @@ def anneal(
         else:
             x, u = x.copy(), u.copy()
             _toggle(r, c, x if move == 10 else u)
+        if (
+            (move < 8 or move == EVEN_OUT)
+            and np.array_equal(r, now[0])
+            and np.array_equal(c, now[1])
+        ):
+            continue  # no move at all
         if move < 7 or move == EVEN_OUT:
             hope = least_makespan(r, costs_4L, speed_P, host_s, microbatches)
             if hope > span + 5 * heat:
@@ -88,7 +92,7 @@ def anneal(
         made, length, first_S, key_SKM = judged(
             r, c, x, u, n, k, costs_4L, bytes_4L, speed_P, latency_PP, s_per_byte_PP, host_s,
             capacity_P, microbatches, out_N4, start_N, peak_P,
-            rounds, current * (1 + PROMISING), LATE_S if np.random.random() < 0.25 else 0.0,
+            rounds, current, LATE_S if np.random.random() < 0.25 else 0.0,
         )  # fmt: skip
         counts[PHASE_OF_MOVE[move]] += 1
         if made == np.inf:

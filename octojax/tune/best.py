@@ -1,5 +1,6 @@
 """The default search: many starting points, annealed in parallel, the weak ones dropped."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -28,14 +29,16 @@ COLD = 2e-5
 
 @dataclass(frozen=True)
 class Heat:
-    """Until this share of the budget so many candidates race, cooling down from `hot`."""
+    """Until this share of the budget so many candidates race, cooling down from `hot`: a share of
+    what one layer's move changes (the makespan by ranks over layers, about)."""
 
     until: float
     field: int
     hot: float
 
 
-HEATS = (Heat(0.15, 16, 8e-4), Heat(0.35, 8, 8e-4), Heat(0.6, 4, 6e-4), Heat(1.01, 2, 6e-4))
+HEATS = (Heat(0.1, 16, 0.02), Heat(0.2, 4, 0.03), Heat(1.01, 1, 0.05))
+"""Short races choose; one long cooling of the best improves it most."""
 
 
 @dataclass
@@ -92,8 +95,8 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
     """
     problem = search.problem
     weights = move_chances(problem, phases)
-    field = [Runner(t, c, t, c) for t, c in _measured(search, phases, starts)]
-    rounds, room_before = ROUNDS if "schedule" in phases else 0, search.slack
+    field = _runners(search, phases, starts)
+    rounds = ROUNDS if "schedule" in phases else 0
     for runner in field:  # transfer buffers may push the quickest over a capacity
         if search.offer_candidate(runner.best, runner.best_s, "schedule"):
             break
@@ -104,7 +107,26 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
         return
     actions = 3 * len(stages_of(field[0].best)[1]) * problem.microbatches
     steps = min(2000, max(20, ROUND_ACTIONS // actions))
-    turn, heat = 0, -1
+    try:
+        _race(search, field, lambda: _runners(search, phases, starts), weights, rounds, steps, seed)
+    finally:  # interrupted or not
+        search.offer_proposed(at_once=True)
+
+
+def _race(
+    search: Search,
+    field: list[Runner],
+    afresh: Callable[[], list[Runner]],
+    weights: np.ndarray,
+    rounds: int,
+    steps: int,
+    seed: int,
+) -> None:
+    """Anneals the field in heats until a limit is reached. `afresh` makes the field again where
+    nothing of it fits into memory any more.
+    """
+    binding = memory_may_bind(search.problem)
+    turn, heat, room_before = 0, -1, search.slack
     room = affordable(0.0, search.limits.share(0.0, 1))
     with ThreadPoolExecutor(WORKERS) as pool:
         while not search.finished():
@@ -114,8 +136,7 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
                 room_before = search.slack
                 field = remeasured(field, search)
                 if not field:
-                    heat = -1
-                    field = [Runner(t, c, t, c) for t, c in _measured(search, phases, starts)]
+                    heat, field = -1, afresh()
                 if not field:
                     search.stop = "memory"
                     return
@@ -126,9 +147,11 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
             for w in range(WORKERS):
                 at = (turn + w) % len(field)
                 dice = (seed, turn, w)
-                arguments = (field[at], search, weights, rounds, steps, degree(share), dice)
+                warmth = degree(share, search.problem)
+                arguments = (field[at], search, weights, rounds, steps, warmth, dice)
                 jobs.append((at, pool.submit(_anneal, *arguments)))
             turn += WORKERS
+            search.offer_proposed(at_once=binding)  # while the workers run
             phase, moved = PHASES[0], set[int]()
             for at, job in jobs:
                 runner, counts = job.result()
@@ -136,7 +159,7 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
                 for phase, count in zip(PHASES, counts.tolist(), strict=True):
                     search.counts[phase] += count
                 phase = PHASES[int(counts.argmax())]
-                search.offer_candidate(runner.best, runner.best_s, phase)
+                search.propose(runner.best, runner.best_s, phase)
                 field[at] = better(field[at], runner, keep=at in moved)
                 moved.add(at)
             search.iteration += 1
@@ -163,10 +186,8 @@ def settle(search: Search) -> bool:
     return bool(search.stop)
 
 
-def _measured(
-    search: Search, phases: frozenset[str], starts: list[Candidate]
-) -> list[tuple[float, Candidate]]:
-    """Returns the starting candidates that fit with their makespans, the quickest first."""
+def _runners(search: Search, phases: frozenset[str], starts: list[Candidate]) -> list[Runner]:
+    """Returns the starting candidates that fit, the quickest first."""
     problem = search.problem
     timed = [(quick_makespan(c, problem, search.arrays), c) for c in starts]
     timed = sorted((t for t in timed if t[0] < np.inf), key=lambda t: t[0])
@@ -176,7 +197,7 @@ def _measured(
             if at >= HEATS[0].field and search.time_share > STARTS_SHARE:
                 break
             timed[at] = justified(found, makespan, problem, search.arrays)
-    return sorted(timed, key=lambda t: t[0])
+    return [Runner(t, c, t, c) for t, c in sorted(timed, key=lambda t: t[0])]
 
 
 def restarted(field: list[Runner], keep: int) -> list[Runner]:
@@ -208,13 +229,13 @@ def remeasured(field: list[Runner], search: Search) -> list[Runner]:
     return fitting
 
 
-def degree(share: float) -> float:
+def degree(share: float, problem: Problem) -> float:
     """Returns the temperature, as a share of the makespan, when so much of the budget is spent."""
     begun = 0.0
     for heat in HEATS:
         if share < heat.until:
             left = (heat.until - share) / (heat.until - begun)
-            return heat.hot * left**1.5 + COLD
+            return heat.hot * problem.ranks / problem.num_layers * left**1.5 + COLD
         begun = heat.until
     return COLD
 

@@ -24,6 +24,9 @@ from octojax.tune.reverse import reverse_schedule
 
 ROUNDS = 3
 """At most so many times is a candidate justified: later ones gain nothing."""
+PROMISING, CLOSER = 0.006, 0.4
+"""A candidate is justified if its score is at most so much above the one to beat, and each further
+time only if it is closer by that factor: a justification seldom gains more."""
 TAIL = 1.0
 """Weight of the ranks' ends (root mean square) beside the makespan in `judged`'s score: a
 plan in which more ranks end early has more room for the next change."""
@@ -72,11 +75,11 @@ def from_the_end(shape, fused_S, makespan_s, out_N4, start_N, actions, key_SKM):
 def judged(
     rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
     latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, out_N4, start_N, peak_P, rounds,
-    limit, late_s,
+    beat, late_s,
 ):  # fmt: skip
     """Returns `(score, makespan, first layer of each stage, stage keys)` of a candidate after at
-    most `rounds` justifications, as long as each improves the score; infinite scores where the
-    first is sure to exceed `limit`.
+    most `rounds` justifications, as long as each improves the score and it may yet `beat` that
+    score; infinite scores where it is sure that it cannot.
 
     `late_s` is added to the keys of W: with `LATE_S` a justified W comes after every F and I that
     is ready, with 0 when its time has come.
@@ -92,6 +95,7 @@ def judged(
     for s in range(a[1].shape[0]):
         actions -= microbatches if a[8][s] else 0
         work_s += microbatches * (a[4][s, 0] + a[4][s, 1] + a[4][s, 2])
+    limit = beat * (1 + PROMISING)
     # Ranks end no earlier than their work is long, whose mean is below its root mean square.
     longest = (limit - TAIL * work_s / speed_P.shape[0]) * (1 + 1e-9)
     makespan = list_schedule(
@@ -103,8 +107,8 @@ def judged(
     score = makespan + TAIL * _ends(out_N4, start_N, a[4], actions, speed_P.shape[0])
     span = makespan
     shape = (a[1], a[2], a[3], a[4], a[5], a[6])
-    for _ in range(rounds):
-        if score > limit:
+    for n in range(rounds):
+        if score > beat * (1 + PROMISING * CLOSER**n):
             break
         key_SKM = np.zeros_like(best_SKM)
         from_the_end(shape, a[8], span, out_N4, start_N, actions, key_SKM)

@@ -22,26 +22,35 @@ def reverse_schedule(
     """
     stages, ranks, M = rank_S.shape[0], first_P.shape[0] - 1, key_SKM.shape[2]
     hop_f_S, hop_i_S = send_f_S2[:, 0] + send_f_S2[:, 1], send_i_S2[:, 0] + send_i_S2[:, 1]
+    last = stages - 1
     done = np.zeros((stages, 3), np.int64)  # counted from the last microbatch
-    ready = np.full((stages, 3), NEVER)
-    clock, when = np.zeros(ranks), np.full(ranks, NEVER)
-    choice = np.zeros(ranks, np.int64)
+    # What each stage offers next: by position in `held_S`, so that a rank's offers are adjacent.
+    place_S = np.empty(stages, np.int64)
+    ready, key = np.full(3 * stages, NEVER), np.empty(3 * stages)
+    for at in range(stages):
+        s = held_S[at]
+        place_S[s] = at
+        for k in range(3):
+            key[3 * at + k] = key_SKM[s, k, M - 1]
+        if not fused_S[s]:
+            ready[3 * at + W] = 0.0
+        elif s == 0:
+            ready[3 * at + I] = 0.0
     total = 0
     for s in range(stages):
         total += (2 if fused_S[s] else 3) * M
-        if not fused_S[s]:
-            ready[s, W] = 0.0
-        elif s == 0:
-            ready[s, I] = 0.0
+    clock, when = np.zeros(ranks), np.full(ranks, NEVER)
+    choice = np.zeros(ranks, np.int64)  # 3 * place + kind
     for r in range(ranks):
-        when[r], choice[r] = _choose(first_P[r], first_P[r + 1], held_S, ready, key_SKM, done, 0.0)
+        when[r], choice[r] = _choose(3 * first_P[r], 3 * first_P[r + 1], ready, key, 0.0)
     length = 0.0
     for _ in range(total):
         r = 0
         for q in range(1, ranks):
             if when[q] < when[r]:
                 r = q
-        s, k = choice[r] // 3, choice[r] % 3
+        spot = choice[r]
+        s, k = held_S[spot // 3], spot % 3
         d = done[s, k]
         m = M - 1 - d
         done[s, k] = d + 1
@@ -49,71 +58,72 @@ def reverse_schedule(
         stop_SKM[s, k, m] = end
         clock[r] = end
         length = max(length, end)
-        ready[s, k] = _comes(s, k, done, stop_SKM, hop_f_S, hop_i_S, fused_S)
-        other = -1
+        if m > 0:
+            key[spot] = key_SKM[s, k, m - 1]
+        # The next of its kind, then what waited for this one: here, and in the stage beside it.
+        to, comes = -1, NEVER
         if k == W:
-            ready[s, I] = _comes(s, I, done, stop_SKM, hop_f_S, hop_i_S, fused_S)
+            ready[spot] = 0.0 if m > 0 else NEVER
+            if done[s, I] == d:
+                ready[spot - 1] = _input_grad(s, d, m, done, stop_SKM, hop_i_S, fused_S)
         elif k == I:
-            ready[s, F] = _comes(s, F, done, stop_SKM, hop_f_S, hop_i_S, fused_S)
-            if s + 1 < stages:
-                ready[s + 1, I] = _comes(s + 1, I, done, stop_SKM, hop_f_S, hop_i_S, fused_S)
-                other = rank_S[s + 1]
-        elif s > 0:
-            ready[s - 1, F] = _comes(s - 1, F, done, stop_SKM, hop_f_S, hop_i_S, fused_S)
-            other = rank_S[s - 1]
-        when[r], choice[r] = _choose(first_P[r], first_P[r + 1], held_S, ready, key_SKM, done, end)
-        if other >= 0 and other != r:
-            when[other], choice[other] = _choose(
-                first_P[other], first_P[other + 1], held_S, ready, key_SKM, done, clock[other]
-            )
+            ready[spot] = _input_grad(s, d + 1, m - 1, done, stop_SKM, hop_i_S, fused_S)
+            if done[s, F] == d:
+                ready[spot - 1] = _forward(s, d, m, done, stop_SKM, hop_f_S)
+            if s < last and done[s + 1, I] == d:
+                to = s + 1
+                comes = _input_grad(to, d, m, done, stop_SKM, hop_i_S, fused_S)
+        else:
+            ready[spot] = _forward(s, d + 1, m - 1, done, stop_SKM, hop_f_S)
+            if s > 0 and done[s - 1, F] == d:
+                to = s - 1
+                comes = _forward(to, d, m, done, stop_SKM, hop_f_S)
+        if to >= 0 and comes < NEVER:
+            there = 3 * place_S[to] + k
+            ready[there] = comes
+            q = rank_S[to]
+            if q != r:
+                comes = max(comes, clock[q])
+                if comes < when[q] or (comes == when[q] and key[there] < key[choice[q]]):
+                    when[q], choice[q] = comes, there
+        when[r], choice[r] = _choose(3 * first_P[r], 3 * first_P[r + 1], ready, key, end)
     return length
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _comes(s, k, done, stop_SKM, hop_f_S, hop_i_S, fused_S):
-    """Returns when the next action of a stage and kind may run; never if it has to wait for one
-    that is not placed yet.
+def _input_grad(s, d, m, done, stop_SKM, hop_i_S, fused_S):
+    """Returns when I number `d` from the end, of microbatch `m`, may run; never if it has to
+    wait for one that is not placed yet.
     """
-    M = stop_SKM.shape[2]
-    d = done[s, k]
-    if d == M:
+    if m < 0 or (not fused_S[s] and done[s, W] <= d) or (s > 0 and done[s - 1, I] <= d):
         return NEVER
-    m = M - 1 - d
-    comes = 0.0
-    if k == I:
-        if not fused_S[s]:
-            if done[s, W] <= d:
-                return NEVER
-            comes = stop_SKM[s, W, m]
-        if s > 0:
-            if done[s - 1, I] <= d:
-                return NEVER
-            comes = max(comes, stop_SKM[s - 1, I, m] + hop_i_S[s])
-    elif k == F:
-        if done[s, I] <= d:
-            return NEVER
-        comes = stop_SKM[s, I, m]
-        if s + 1 < stop_SKM.shape[0]:
-            if done[s + 1, F] <= d:
-                return NEVER
-            comes = max(comes, stop_SKM[s + 1, F, m] + hop_f_S[s])
+    comes = 0.0 if fused_S[s] else stop_SKM[s, W, m]
+    if s > 0:
+        comes = max(comes, stop_SKM[s - 1, I, m] + hop_i_S[s])
     return comes
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _choose(first, last, held_S, ready, key_SKM, done, now):
-    """Returns `(start, 3 * stage + kind)` of what a rank that is free at `now` runs next."""
-    M = key_SKM.shape[2]
+def _forward(s, d, m, done, stop_SKM, hop_f_S):
+    """Returns when F number `d` from the end, of microbatch `m`, may run, as `_input_grad`."""
+    last = done.shape[0] - 1
+    if m < 0 or done[s, I] <= d or (s < last and done[s + 1, F] <= d):
+        return NEVER
+    comes = stop_SKM[s, I, m]
+    if s < last:
+        comes = max(comes, stop_SKM[s + 1, F, m] + hop_f_S[s])
+    return comes
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _choose(first, last, ready, key, now):
+    """Returns `(start, place of the offer)` of what a rank that is free at `now` runs next."""
     best, best_key, choice = NEVER, NEVER, 0
-    for at in range(first, last):
-        s = held_S[at]
-        for k in range(3):
-            if ready[s, k] == NEVER:
-                continue
-            comes = max(ready[s, k], now)
-            if comes > best:
-                continue
-            key = key_SKM[s, k, M - 1 - done[s, k]]
-            if comes < best or key < best_key:
-                best, best_key, choice = comes, key, 3 * s + k
+    for spot in range(first, last):
+        comes = ready[spot]
+        if comes == NEVER:
+            continue
+        comes = max(comes, now)
+        if comes < best or (comes == best and key[spot] < best_key):
+            best, best_key, choice = comes, key[spot], spot
     return best, choice

@@ -16,6 +16,9 @@ from octojax.tune.problem import Problem
 from octojax.tune.result import Progress
 
 PHASES = ("partition", "placement", "schedule")
+OFFER_GAIN, OFFER_ITERATIONS = 2e-3, 32
+"""A plan is made of a proposed candidate once it is so much better than the best plan, and every
+so many iterations: making a plan takes as long as some hundred moves."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Search:
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
     history: list[tuple[float, int, str, float]] = field(default_factory=list)
     stop: str = ""
+    proposed: tuple[float, Candidate, str] | None = None
 
     def __post_init__(self) -> None:
         self.begun = self.clock()
@@ -127,6 +131,25 @@ class Search:
             self.arrays = problem_arrays(self.problem, self.problem.capacity_bytes - self.slack)
             return False
         return self.offer(plan, phase, made)
+
+    def propose(self, found: Candidate, makespan_s: float, phase: str) -> None:
+        """Notes a candidate for `offer_proposed`, unless a better one is noted."""
+        if makespan_s < min(self.makespan_s, self.proposed[0] if self.proposed else float("inf")):
+            self.proposed = makespan_s, found, phase
+
+    def offer_proposed(self, at_once: bool) -> None:
+        """Offers the noted candidate: `at_once`, or where that is worth its time."""
+        if self.proposed is None:
+            return
+        makespan_s, found, phase = self.proposed
+        good = self.bound_s * (1 + max(1e-9, self.limits.target_gap or 0.0))
+        if (
+            at_once
+            or makespan_s <= max(good, self.makespan_s * (1 - OFFER_GAIN))
+            or self.iteration % OFFER_ITERATIONS == 0
+        ):
+            self.proposed = None
+            self.offer_candidate(found, makespan_s, phase)
 
     def report(self, phase: str) -> None:
         """Shows progress to whoever asked for it."""
