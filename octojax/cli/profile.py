@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from octojax.cli.read import expect_writable
+from octojax.cli.read import expect_writable, read_schedule
+from octojax.ir import Schedule
 
 
 def command(
@@ -40,11 +41,24 @@ def command(
     microbatches: Annotated[int | None, typer.Option(help="Noted in the profile.", min=1)] = None,
     rounds: Annotated[int, typer.Option(help="Medians are of so many rounds.", min=1)] = 5,
     transport: Annotated[str, typer.Option(help="device_put or ppermute.")] = "device_put",
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            help="Time this plan's whole stages instead of layers, and simulate it with them."
+        ),
+    ] = None,
     output: Annotated[str | None, typer.Option("-o", help="Write the profile here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Profile a model: measured on the devices at hand, or by the cost model with --machine."""
     expect_writable(output)
+    if plan is not None and machine is not None and not measure:
+        raise ValueError("--plan times stages: leave --machine out, or add --measure for its links")
+    chosen: Any = None if plan is None else read_schedule(plan)
+    if isinstance(chosen, Schedule):
+        raise ValueError(
+            f"--plan {plan} is a table; give a plan (.json), which cuts the layers too"
+        )
     model, loss_fn, batch, params = load_target(target)
     given, device = (None, None) if machine is None else read_machine(machine)
     from octojax.frontends import adapt
@@ -56,13 +70,14 @@ def command(
             pure,
             batch,
             optimizer=named_optimizer(optimizer),
-            min_layers=min_layers,
+            min_layers=min_layers if chosen is None else chosen.partition.num_layers,
             rounds=rounds,
             machine=given,
             transport=transport,
             name=target,
             ranks=ranks,
             microbatches=microbatches,
+            partition=None if chosen is None else chosen.partition,
         )
     elif device is None:
         raise ValueError(
@@ -83,6 +98,11 @@ def command(
         typer.echo(json.dumps(profile.to_json(), indent=1))
         return
     typer.echo(table(profile))
+    if chosen is not None:
+        from octojax.simulate import simulate
+
+        step_s = simulate(chosen.of_stages(), profile).makespan_s
+        typer.echo(f"{plan} with its stages timed whole: {step_s * 1e3:.4g} ms a step, simulated")
     if output is not None:
         typer.echo(f"written to {output}")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from octojax.cli import main
-from octojax.ir import Profile
+from octojax.ir import Partition, Placement, Plan, Profile, Schedule
 
 MODEL = """
 import jax, jax.numpy as jnp
@@ -78,6 +78,24 @@ def test_measure_here_and_print_json(folder: Path, capsys: pytest.CaptureFixture
     assert "measured" in dict(found.extra)["costs"]
 
 
+def two_stage_plan(layers: str) -> Plan:
+    table = Schedule.parse("0F0 0I0 0W0\n1F0 1I0 1W0")
+    return Plan(Partition.parse(layers), Placement.parse("0 1", 2), table)
+
+
+def test_the_stages_of_a_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two_stage_plan("3 1").save(folder / "plan.json")
+    target = "tiny_model_for_profile:tiny"
+    code, out, err = call(
+        capsys, target, "--plan", "plan.json", "--rounds", "1", "-o", "stages.json"
+    )
+    assert (code, err) == (0, "")
+    assert "plan.json with its stages timed whole: " in out
+    found = Profile.load(folder / "stages.json")
+    assert found.num_layers == 2
+    assert found.layers[0].kind == "stage"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -90,6 +108,15 @@ def test_measure_here_and_print_json(folder: Path, capsys: pytest.CaptureFixture
         (["tiny_model_for_profile:tiny", "--machine", "bad.json"], "unknown ['colour']"),
         (["tiny_model_for_profile:tiny", "--machine", "slow.json"], 'lacks "device"'),
         (["tiny_model_for_profile:tiny", "--machine", "absent.json"], "absent.json"),
+        (["tiny_model_for_profile:tiny", "--plan", "table.csv"], "is a table; give a plan"),
+        (
+            ["tiny_model_for_profile:tiny", "--plan", "long.json"],
+            "has 9 layers in 2 stages, the model has 4",
+        ),
+        (
+            ["tiny_model_for_profile:tiny", "--plan", "long.json", "--machine", "machine.json"],
+            "--plan times stages",
+        ),
     ],
 )
 def test_mistakes_are_told(
@@ -97,6 +124,8 @@ def test_mistakes_are_told(
 ) -> None:
     (folder / "bad.json").write_text(json.dumps({**MACHINE, "colour": "blue"}))
     (folder / "slow.json").write_text(json.dumps({"latency_s": 1e-6}))
+    two_stage_plan("4 5").save(folder / "long.json")
+    two_stage_plan("1 1").schedule.save(folder / "table.csv")
     code, out, err = call(capsys, *arguments)
     assert (code, out) == (2, "")
     assert message in err
