@@ -27,7 +27,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--profile", default="nemotron-h-s")
     parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--scale", type=float, default=8.0, help="factor on the profile's times")
+    parser.add_argument("--scale", type=float, default=16.0, help="factor on the profile's times")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--tune-seconds", type=float, default=10.0)
     parser.add_argument("-o", "--output", help="write rows (JSON) here")
