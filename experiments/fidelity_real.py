@@ -33,6 +33,9 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=14)
+    parser.add_argument(
+        "--vocabulary", type=int, help="default: 32 times the width, as in Nemotron-H 8B"
+    )
     parser.add_argument("--rows", type=int, default=4, help="of one microbatch")
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=7)
@@ -66,7 +69,10 @@ def run(arguments: Sequence[str]) -> None:
 
     wanted = options(arguments)
     say = print if jax.process_index() == 0 else (lambda *_, **__: None)
-    model, loss, microbatch = mid(wanted.width, wanted.layers, wanted.rows, wanted.length)
+    vocabulary = wanted.vocabulary or 32 * wanted.width
+    model, loss, microbatch = mid(
+        wanted.width, wanted.layers, wanted.rows, wanted.length, vocabulary
+    )
     batch = jax.tree.map(lambda x: jnp.concatenate([x] * wanted.microbatches), microbatch)
     mesh, optimizer = pipeline_mesh(), optax.adamw(1e-3)
     begin = time.monotonic()

@@ -12,9 +12,11 @@ from flax import nnx
 from octojax.models import nemotron_h
 
 
-def mid(width: int = 128, layers: int = 14, rows: int = 4, length: int = 64) -> tuple[Any, ...]:
+def mid(
+    width: int = 128, layers: int = 14, rows: int = 4, length: int = 64, vocabulary: int = 256
+) -> tuple[Any, ...]:
     """Returns model, loss and one microbatch of random bytes."""
-    config = nemotron_h.tiny(width, layers, 256)
+    config = nemotron_h.tiny(width, layers, vocabulary)
     model = nemotron_h.NemotronH(config, rngs=nnx.Rngs(0))
     tokens = jax.random.randint(jax.random.key(1), (rows, length + 1), 0, 256, jnp.int32)
     return model, nemotron_h.loss, {"tokens": tokens}
