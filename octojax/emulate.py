@@ -30,6 +30,7 @@ from octojax.ir.verify import verify
 from octojax.mesh import PipelineMesh, pipeline_mesh
 from octojax.processes import barrier, everyone
 from octojax.simulate import StageCosts
+from octojax.simulate.durations import durations
 from octojax.stages.fingerprint import fingerprint
 from octojax.stages.program import Program, Ref, Role, Stage
 
@@ -74,12 +75,12 @@ def emulate(
     costs = StageCosts.of(profile, plan.partition, plan.recompute)
     mesh = mesh or pipeline_mesh(num_ranks=plan.num_ranks)
     sizes = [max(1, round(float(b) / 4)) for b in costs.output_bytes]
-    step = _lowered(plan, sizes)
+    seconds = durations(plan, profile, scale)
+    step = _lowered(plan, sizes, seconds)
     values = [[_payload(sizes, t.kind, t.stage, mesh, t.target)] for t in step.transfers]
     moves = transport(transport_name, timeout)(step.transfers, values, mesh)
     local = [step.ranks[r] for r in mesh.local_ranks]
     threads = RankThreads([r.rank for r in local])
-    durations = _durations(plan, profile, costs, scale)
     payloads: dict[int, Sequence[jax.Array]] = {
         k: [jnp.zeros(v[0].shape, v[0].dtype, device=mesh.ranks[t.source].replicated)]
         for k, (t, v) in enumerate(zip(step.transfers, values, strict=True))
@@ -87,7 +88,7 @@ def emulate(
     }
     jax.block_until_ready(list(payloads.values()))
     bound = [
-        bind(*_sleeping(p, partial(durations, p.rank)), cast(Transport, _Payloads(moves, payloads)))
+        bind(*_sleeping(p, partial(seconds, p.rank)), cast(Transport, _Payloads(moves, payloads)))
         for p in local
     ]
     nbytes = [4.0 * sizes[t.stage if t.kind == "F" else t.stage - 1] for t in step.transfers]
@@ -143,33 +144,6 @@ def _payload(
     return jax.ShapeDtypeStruct((sizes[boundary],), jnp.float32, sharding=where)
 
 
-def _durations(
-    plan: Plan, profile: Profile, costs: StageCosts, scale: float
-) -> Callable[[int, Action], float]:
-    """Returns how long an action sleeps on a rank, in seconds."""
-    explicit = {a.stage for _, _, a in plan.schedule.actions() if a.kind is Kind.RECOMPUTE}
-    columns = {
-        Kind.FORWARD: costs.forward_s,
-        Kind.BACKWARD: costs.backward_s,
-        Kind.INPUT_GRAD: costs.input_grad_s,
-        Kind.WEIGHT_GRAD: costs.weight_grad_s,
-        Kind.RECOMPUTE: costs.forward_s,
-    }
-
-    def seconds(rank: int, action: Action) -> float:
-        own = float(columns[action.kind][action.stage])
-        again = (
-            plan.recomputes[action.stage]
-            and action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD)
-            and action.stage not in explicit
-        )
-        if again:
-            own += float(costs.forward_s[action.stage])
-        return scale * own / profile.machine.speed(rank)
-
-    return seconds
-
-
 def _sleeping(
     program: RankProgram, seconds: Callable[[Action], float]
 ) -> tuple[RankProgram, list[Callable[..., Any]]]:
@@ -212,10 +186,14 @@ def _joined(
 # ---------------------------------------------------------------------- stages without work
 
 
-def _lowered(plan: Plan, sizes: Sequence[int]) -> StepProgram:
+def _lowered(
+    plan: Plan, sizes: Sequence[int], seconds: Callable[[int, Action], float]
+) -> StepProgram:
     stages = tuple(_stage(s, plan.num_stages, sizes, r) for s, r in enumerate(plan.recomputes))
     every = [stages] * plan.num_microbatches
-    return lower(plan.schedule, every, plan.num_stages, fingerprint, [], join=False).step
+    return lower(
+        plan.schedule, every, plan.num_stages, fingerprint, [], join=False, seconds=seconds
+    ).step
 
 
 def _stage(index: int, count: int, sizes: Sequence[int], recompute: bool) -> Stage:

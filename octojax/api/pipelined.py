@@ -23,6 +23,7 @@ from octojax.api.planning import (
     refuse_with_auto,
 )
 from octojax.api.tuning import tuned_plan
+from octojax.costs import Device, estimate
 from octojax.errors import PlanError
 from octojax.executor.engine import Engine, Model, Results
 from octojax.executor.lower import Lowered, lower
@@ -40,10 +41,14 @@ from octojax.processes import agree, several
 from octojax.programs.build import compile_all
 from octojax.programs.microbatch import Microbatches, plan_microbatches
 from octojax.programs.recipe import raw, stored, unstored
+from octojax.simulate.durations import durations
 from octojax.stages.differentiate import differentiate
 from octojax.stages.fingerprint import fingerprint
 from octojax.stages.program import Ref, Role, Stage
 from octojax.trace import path_name, trace_loss
+
+TYPICAL = Device(flops_per_s=1e12, bandwidth_bytes_per_s=3e10)
+"""Only for the order of transfers, where no profile is given: what counts is how stages compare."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +179,15 @@ class PipelinedLoss:
             )
 
     def _lower(self, schedule: Schedule) -> Lowered:
-        return lower(schedule, self.stages, len(self.staged.units), fingerprint, self.batch.layouts)
+        profile = self.options.profile or estimate(self._layered, TYPICAL)
+        return lower(
+            schedule,
+            self.stages,
+            len(self.staged.units),
+            fingerprint,
+            self.batch.layouts,
+            seconds=durations(self.plan, profile),
+        )
 
     # ------------------------------------------------------------------ engines
 

@@ -11,7 +11,7 @@ from octojax.errors import ScheduleError
 from octojax.executor.instructions import Do, Instruction, RankProgram, StepProgram, Transfer
 from octojax.executor.values import CROSSING, Place, Value
 from octojax.executor.work import Group, Work, check_local, fuse, works
-from octojax.ir import Schedule
+from octojax.ir import Action, Schedule, parse_action
 from octojax.programs.recipe import Call, Layout, Recipe
 from octojax.stages.program import Program, Stage
 
@@ -36,12 +36,15 @@ def lower(
     batch_layouts: Sequence[Layout],
     *,
     join: bool = True,
+    seconds: Callable[[int, Action], float] = lambda rank, action: 1.0,
 ) -> Lowered:
     """Returns what every rank does in one step of `schedule`.
 
     `stages[m][s]` is stage s for microbatch m (microbatches of two sizes have two programs
     each); `fingerprint` tells equal programs; `batch_layouts[leaf]` says how a leaf of the
-    microbatch lies on a rank's devices.
+    microbatch lies on a rank's devices. Transfers are issued in the order in which their values
+    are made if every action takes `seconds(rank, action)`: where two ranks' transfers share a
+    queue, none waits for one that is made much later.
     """
     rows = works(schedule, stages)
     check_local(rows)
@@ -63,7 +66,7 @@ def lower(
         recipes=tuple(recipes),
         names=tuple(names),
         transfers=every,
-        order=_order(ranks, every),
+        order=_order(ranks, every, seconds),
         owners=owners,
         holders=holders,
     )
@@ -432,27 +435,35 @@ def _with_frees(
     return tuple(reversed(result))
 
 
-def _order(ranks: Sequence[RankProgram], transfers: Sequence[Transfer]) -> tuple[int, ...]:
-    """Returns all transfers in the order of a run in which every rank moves one item at a time.
+def _order(
+    ranks: Sequence[RankProgram],
+    transfers: Sequence[Transfer],
+    seconds: Callable[[int, Action], float],
+) -> tuple[int, ...]:
+    """Returns all transfers in the order in which a run with these times makes their values.
 
     It is a linear extension of the dependences, so issuing in it cannot deadlock. New
     parameters (`P`) come after everything else. Raises `ScheduleError` if the lists deadlock.
     """
-    position = [0] * len(ranks)
-    sent: dict[int, None] = {}
+    position, clock = [0] * len(ranks), [0.0] * len(ranks)
+    made: dict[int, float] = {}  # in an order that keeps dependences, for equal times
     moved = True
     while moved:
         moved = False
         for r, program in enumerate(ranks):
             while position[r] < len(program.body):
                 instruction = program.body[position[r]]
-                if instruction.do is Do.RECEIVE and instruction.target not in sent:
-                    break
+                if instruction.do is Do.RECEIVE:
+                    if instruction.target not in made:
+                        break
+                    clock[r] = max(clock[r], made[instruction.target])
                 position[r] += 1
                 moved = True
                 if instruction.do is Do.SEND:
-                    sent[instruction.target] = None
+                    made[instruction.target] = clock[r]
                 if instruction.do is Do.RUN:
+                    actions = map(parse_action, instruction.name.split("+"))
+                    clock[r] += sum(seconds(program.rank, action) for action in actions)
                     break
     stuck = [
         f"rank {p.rank} waits at {p.body[position[r]].name} (instruction {position[r]} of "
@@ -462,4 +473,5 @@ def _order(ranks: Sequence[RankProgram], transfers: Sequence[Transfer]) -> tuple
     ]
     if stuck:
         raise ScheduleError("the schedule deadlocks: " + "; ".join(stuck))
+    sent = sorted(made, key=lambda k: made[k])
     return (*sent, *(k for k, t in enumerate(transfers) if t.kind == "P"))
