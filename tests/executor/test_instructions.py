@@ -1,5 +1,6 @@
 """From tables to instruction lists: fusing, transfers, lifetimes, order. Nothing is compiled."""
 
+import random
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,7 @@ from octojax.errors import ScheduleError
 from octojax.executor.instructions import Do, StepProgram
 from octojax.executor.lower import Lowered, lower
 from octojax.executor.work import fuse, works
-from octojax.ir import Partition, Schedule
+from octojax.ir import Action, Kind, Partition, Schedule
 from octojax.layers.cut import cut_stages
 from octojax.layers.find import find_layers
 from octojax.programs.recipe import Layout
@@ -52,6 +53,23 @@ def test_1f1b_on_two_ranks():
     assert [step.transfers[k].name for k in step.order] == [
         "0SEND_F0", "0SEND_F1", "1SEND_B0", "1SEND_B1",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("forward_s", "order"),
+    [
+        (1.0, ["0SEND_F0", "0SEND_F1", "1SEND_B0", "1SEND_B1"]),
+        (10.0, ["0SEND_F0", "1SEND_B0", "0SEND_F1", "1SEND_B1"]),
+    ],
+)
+def test_transfers_are_issued_as_their_values_are_made(forward_s: float, order: list[str]):
+    """Rank 1 has made the first gradient before a slow rank 0 its second output."""
+
+    def seconds(rank: int, action: Action) -> float:
+        return forward_s if rank == 0 and action.kind is Kind.FORWARD else 1.0
+
+    step = lowered("toy", generate("1f1b", 2, 2), seconds=seconds).step
+    assert [step.transfers[k].name for k in step.order] == order
 
 
 def test_equal_stages_share_their_jaxprs_and_microbatches_their_recipes():
@@ -184,7 +202,19 @@ def test_any_order_of_ready_actions_is_run(data):
         done.add(action)
         open_.remove(action)
     used = [row for row in rows if row]
-    replay(lowered("toy", Schedule.parse("\n".join(" ".join(row) for row in used))).step)
+    schedule = Schedule.parse("\n".join(" ".join(row) for row in used))
+    times = random.Random(data.draw(st.integers(0, 99)))
+    taken = {str(a): times.choice([0.0, 0.5, 1.0, 7.0]) for _, _, a in schedule.actions()}
+    step = lowered("toy", schedule, seconds=lambda rank, action: taken[str(action)]).step
+    replay(step)
+    place = {transfer: at for at, transfer in enumerate(step.order)}
+    for program in step.ranks:  # a transfer comes after all that its source got or sent before
+        latest = -1
+        for instruction in program.body:
+            if instruction.do is Do.SEND:
+                assert place[instruction.target] > latest
+            if instruction.do is not Do.RUN:
+                latest = max(latest, place[instruction.target])
 
 
 def _needs(action: tuple[int, str, int], stages: int) -> set[tuple[int, str, int]]:
