@@ -136,7 +136,7 @@ def run(arguments: Sequence[str]) -> None:
     for name, plan in chosen.items():
         kept = sorted(timelines[name][2:], key=lambda t: t.makespan_s)
         found = row(name, plan, profile, kept[len(kept) // 2])
-        own = row(name, plan.of_stages(), middle(stages[name][2:]), kept[len(kept) // 2])
+        own = row(name, plan, middle(stages[name][2:]), kept[len(kept) // 2])
         found["of_stages"] = {k: own[k] for k in ("simulated_s", "error", "ms_by_item")}
         found["step_s"] = statistics.median(plain[name][2:])
         found["recorded_step_s"] = statistics.median(recorded[name][2:])

@@ -20,8 +20,8 @@ bound, minus one ([derivation](../lower_bound.md)).
 Data and pictures are in `docs/results/tuner/`. This page is written by
 `python experiments/tuner_report.py`; `bash experiments/tuner_all.sh` regenerates everything.
 
-The nine configurations, five seconds and host cost are of the present search; search cost, ablation,
-memory caps, halves and the exact optimum were measured with the one before it, which was slower.
+The nine configurations, five seconds and host cost are of the present search; search cost,
+ablation, memory caps, halves and the exact optimum were measured with the one before it.
 
 `s` is the time of one run on two cores, `evaluations` the moves it had time for; the load average
 says whether anything else ran beside it (a search alone keeps two cores busy: about 2).

@@ -101,7 +101,7 @@ def command(
     if chosen is not None:
         from octojax.simulate import simulate
 
-        step_s = simulate(chosen.of_stages(), profile).makespan_s
+        step_s = simulate(chosen, profile).makespan_s
         typer.echo(f"{plan} with its stages timed whole: {step_s * 1e3:.4g} ms a step, simulated")
     if output is not None:
         typer.echo(f"written to {output}")

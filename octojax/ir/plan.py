@@ -75,10 +75,6 @@ class Plan:
     def with_schedule(self, schedule: Schedule) -> "Plan":
         return replace(self, schedule=schedule)
 
-    def of_stages(self) -> "Plan":
-        """Returns the same plan for a profile whose layers are this plan's stages."""
-        return replace(self, partition=Partition((1,) * self.num_stages))
-
     def __str__(self) -> str:
         head = f"plan {self.name}".strip()
         recompute = "".join("x" if r else "." for r in self.recomputes)

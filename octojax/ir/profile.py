@@ -188,6 +188,12 @@ class Profile:
     def num_layers(self) -> int:
         return len(self.layers)
 
+    @property
+    def of_partition(self) -> tuple[int, ...] | None:
+        """The sizes of the stages that the "layers" are, in a profile of a plan's whole stages."""
+        sizes = dict(self.extra).get("stages_of")
+        return None if sizes is None else tuple(sizes)
+
     def on(self, machine: Machine) -> "Profile":
         return replace(self, machine=machine)
 

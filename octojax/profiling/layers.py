@@ -94,3 +94,8 @@ def names_of(staged: StagedLoss) -> list[str]:
         layers[own[0]].name if len(own) == 1 else f"{layers[own[0]].name} .. {layers[own[-1]].name}"
         for own in ends
     ]
+
+
+def stages_of(partition: Partition | None) -> tuple[tuple[str, list[int]], ...]:
+    """Returns what a profile of whole stages says of itself (`Profile.of_partition`)."""
+    return () if partition is None else (("stages_of", list(partition.sizes)),)

@@ -16,6 +16,7 @@ from octojax.profiling.layers import (
     names_of,
     programs_of,
     shapes_of,
+    stages_of,
     timed_stages,
 )
 from octojax.profiling.links import measure_link
@@ -51,8 +52,8 @@ def measure(
     measured from `devices[0]` to `devices[1]` unless a `machine` is given or there is only one.
 
     With a `partition` its stages take the place of the layers: the profile has one "layer" per
-    stage, for `plan.of_stages()`. A stage is not quite the sum of its layers, so this predicts
-    one plan's step more closely, and no other's.
+    stage and says so, and simulates plans of this partition alone. A stage is not quite the sum
+    of its layers, so this predicts their steps more closely.
 
     Raises `CutError` for a partition of another number of layers.
     """
@@ -66,6 +67,7 @@ def measure(
     extra = (
         ("costs", f"measured, median of {rounds} rounds on {at_hand[0].device_kind}"),
         ("names", timer.names),
+        *stages_of(partition),
     )
     return Profile(name, costs, found, ranks, microbatches, extra)
 

@@ -23,7 +23,7 @@ from octojax.ir import LayerCost, Machine, Partition, Profile
 from octojax.layers import find_layers
 from octojax.mesh import PipelineMesh
 from octojax.processes import barrier, everyone, several, timeout_s
-from octojax.profiling.layers import shapes_of
+from octojax.profiling.layers import shapes_of, stages_of
 from octojax.profiling.links import fit_line
 from octojax.profiling.measure import LayerTimer, measure
 from octojax.trace import trace_loss
@@ -78,7 +78,7 @@ class Together:
         partition: Partition | None = None,
         machine: Machine | None = None,
     ) -> None:
-        self.mesh = mesh
+        self.mesh, self.partition = mesh, partition
         layered = find_layers(
             trace_loss(loss.fn, loss.params, shapes_of(batch), loss.state),
             max(min_layers, mesh.num_ranks),
@@ -120,6 +120,7 @@ class Together:
                 f"{rounds} rounds",
             ),
             ("names", self.timer.names),
+            *stages_of(self.partition),
         )
         return Profile(name, layers, machine, self.mesh.num_ranks, microbatches, extra)
 

@@ -82,9 +82,13 @@ class StageCosts:
     ) -> "StageCosts":
         """Returns the stage costs of `profile` cut by `partition`.
 
+        A profile that was measured of this partition's stages whole has one "layer" per stage.
         Raises `PlanError` if the two differ in their number of layers.
         """
-        return LayerCosts(profile).cut(partition.sizes, recompute)
+        sizes = partition.sizes
+        if profile.of_partition == sizes:
+            sizes = (1,) * len(sizes)
+        return LayerCosts(profile).cut(sizes, recompute)
 
     @property
     def num_stages(self) -> int:

@@ -1,6 +1,7 @@
 """Measured profiles: bytes exact, times there, equal layers equal, links fitted."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from octojax.errors import CutError
+from octojax.errors import CutError, PlanError
 from octojax.frontends import PureLoss, adapt
 from octojax.ir import LayerCost, Machine, Partition, Placement, Plan, Profile, Schedule
 from octojax.profiling import fit_line, measure, measure_link, measure_machine, median_times
@@ -71,7 +72,11 @@ def test_the_stages_of_a_partition_take_the_place_of_the_layers(
     plan = Plan(
         parts, Placement.parse("0 1 0", 2), Schedule.parse("0F0 2F0 2I0 2W0 0I0 0W0\n1F0 1I0 1W0")
     )
-    assert simulate(plan.of_stages(), stages).makespan_s > 0
+    assert stages.of_partition == Profile.from_json(stages.to_json()).of_partition == (2, 1, 2)
+    expected = sum(x.compute_s for x in stages.layers)  # one microbatch: nothing overlaps but W
+    assert 0 < simulate(plan, stages).makespan_s <= expected
+    with pytest.raises(PlanError, match="5 layers, the profile 3"):
+        simulate(replace(plan, partition=Partition((1, 2, 2))), stages)
     with pytest.raises(CutError, match="5 layers"):
         measure(pure, model()[2], machine=Machine(), partition=Partition((2, 2)))
 
