@@ -1,7 +1,7 @@
 """A loss cut into a pipeline: the core under `compile` and `value_and_grad`."""
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -32,7 +32,7 @@ from octojax.executor.share import Share
 from octojax.executor.transports import transport
 from octojax.executor.work import forwards_only
 from octojax.frontends import PureLoss
-from octojax.ir import Plan, Schedule
+from octojax.ir import Action, Plan, Schedule
 from octojax.layers.cut import StagedLoss, cut_stages
 from octojax.layers.find import LayeredLoss, find_layers
 from octojax.layers.state import StateKind
@@ -179,15 +179,19 @@ class PipelinedLoss:
             )
 
     def _lower(self, schedule: Schedule) -> Lowered:
-        profile = self.options.profile or estimate(self._layered, TYPICAL)
         return lower(
             schedule,
             self.stages,
             len(self.staged.units),
             fingerprint,
             self.batch.layouts,
-            seconds=durations(self.plan, profile),
+            seconds=self._seconds,
         )
+
+    @cached_property
+    def _seconds(self) -> Callable[[int, Action], float]:
+        """How long an action takes on a rank, for the order of transfers."""
+        return durations(self.plan, self.options.profile or estimate(self._layered, TYPICAL))
 
     # ------------------------------------------------------------------ engines
 

@@ -73,18 +73,14 @@ def anneal(
                 _even_out(r, c, x, u, costs_4L, speed_P)
             else:
                 _regroup(move, r, c, x, u, ranks)
+            if np.array_equal(r, now[0]) and np.array_equal(c, now[1]):
+                continue  # no move at all
         elif move <= 9:
             n, k = n.copy(), k.copy()
             _reprioritize(move, n, k, best)
         else:
             x, u = x.copy(), u.copy()
             _toggle(r, c, x if move == 10 else u)
-        if (
-            (move < 8 or move == EVEN_OUT)
-            and np.array_equal(r, now[0])
-            and np.array_equal(c, now[1])
-        ):
-            continue  # no move at all
         if move < 7 or move == EVEN_OUT:
             hope = least_makespan(r, costs_4L, speed_P, host_s, microbatches)
             if hope > span + 5 * heat:
