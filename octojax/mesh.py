@@ -20,7 +20,8 @@ are summed over it once per step. Any further axis is left to XLA's automatic pa
 class PipelineMesh:
     """A mesh seen along its pipeline axis: a rank is one position on `axis`.
 
-    A rank is one device, or several when the mesh has more axes than the pipeline's.
+    A rank is one device, or several when the mesh has more axes than the pipeline's. Raises
+    `MeshError` for a rank spread over processes, and for a process without a rank.
     """
 
     mesh: Mesh
@@ -32,6 +33,24 @@ class PipelineMesh:
                 f"the mesh has axes {self.mesh.axis_names} of sizes "
                 f"{tuple(self.mesh.shape.values())}, none is named {self.axis!r}. Name the "
                 f"pipeline axis so, or pass axis=<one of the mesh's names>"
+            )
+        self._expect_whole_processes()
+
+    def _expect_whole_processes(self) -> None:
+        for rank in self.ranks:
+            owners = sorted({d.process_index for d in rank.devices})
+            if len(owners) > 1:
+                raise MeshError(
+                    f"rank {rank.index} of the mesh has devices of processes "
+                    f"{', '.join(map(str, owners))}. Order the mesh's devices so that those of one "
+                    f"position on axis {self.axis!r} belong to one process"
+                )
+        idle = set(range(jax.process_count())) - {r.devices[0].process_index for r in self.ranks}
+        if idle:
+            raise MeshError(
+                f"there are {jax.process_count()} processes, but none of the mesh's "
+                f"{self.num_ranks} rank(s) is on process {', '.join(map(str, sorted(idle)))}. Start "
+                f"fewer processes, or use a plan and a mesh with a rank for each"
             )
 
     @property

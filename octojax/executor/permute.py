@@ -1,6 +1,6 @@
 """Transfers as compiled `ppermute` programs over the devices of two ranks.
 
-    lanes          0SEND_F0   0SEND_F1   1SEND_B0 ...    parts of one order, in every process
+    lanes          0SEND_F0   0SEND_F1   0SEND_F2 ...    parts of one order, in every process
     rank threads   send: hand the values over            receive: wait for them
 
 The two ranks' values form one array that claims to be replicated over the pair: on the source
@@ -11,7 +11,7 @@ the pair, so that afterwards the target holds the value. All leaves travel in on
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,11 +31,13 @@ PAIR = "pair"
 class PairPermute:
     """Issues every transfer that a local rank takes part in, each lane in the order of `begin`.
 
-    A lane is a thread. On CPU every pair of processes' ranks has its own: a pair's program
-    blocks its caller until both sides have come, so that one lane would let a late peer hold up
-    the transfers of all others. On accelerators all programs of a device share one queue, and
-    the one global order must be kept: there is one lane. Where there are several processes, the
-    ranks of one hand values over by copies: they could not join two lanes' programs at once.
+    A lane is a thread. On CPU a program blocks its caller until both sides have come, so that in
+    one lane a late peer would hold up the transfers of all others. There each rank has a lane to
+    each other: its values leave in the order in which it makes them, and none waits for another.
+    (gloo connects devices in the order of their mesh, so the two directions do not meet.) On
+    accelerators all programs of a device share one queue, and the one global order must be kept:
+    there is one lane. Where there are several processes, the ranks of one hand values over by
+    copies: they could not join two lanes' programs at once.
     """
 
     def __init__(
@@ -59,8 +61,12 @@ class PairPermute:
             for k, group in enumerate(values)
         ]
         self.copies = DevicePut(transfers, shardings, timeout_s)  # type: ignore[arg-type]
-        self.links = _links(transfers, values, mesh, self.direct)
-        self.num_programs = len({id(link) for link in self.links if link is not None})
+        # A CPU client runs programs of several of its devices in the order of their launch, so
+        # that one which waits for a peer would hold up the other lanes, and computation.
+        alone = jax.default_backend() == "cpu" and jax.process_count() > 1
+        self.links = _links(transfers, values, mesh, self.direct, alone)
+        used = {id(link): link for link in self.links if link is not None}
+        self.num_programs = sum(len(link.pairs) for link in used.values())
         self.lanes = [self._lane(k, t) for k, t in enumerate(transfers)]
         self.orders: dict[Any, queue.SimpleQueue[tuple[int, ...] | None]] = {}
         self.busy = _Count()
@@ -81,7 +87,7 @@ class PairPermute:
             return None
         if ends <= self.local or jax.default_backend() != "cpu":
             return ()
-        return tuple(sorted(ends))
+        return transfer.source, transfer.target
 
     def drain(self) -> None:
         """Returns when every transfer of `begin` has been issued; raises if one has failed.
@@ -187,67 +193,104 @@ class _Count:
 
 
 class _Link:
-    """One compiled program: values of given shapes, from one rank to another."""
+    """Values of given shapes from one rank to another, in one or more compiled programs.
 
-    def __init__(self, mesh: Mesh, source: Rank, target: Rank, values: Sequence[Any]) -> None:
-        self.source, self.target = source, target
+    With `alone` each device of the source has a program with its counterpart at the target.
+    """
+
+    def __init__(self, source: Rank, target: Rank, values: Sequence[Any], *, alone: bool) -> None:
         self.shapes = [v.shape for v in values]
-        specs = [getattr(v.sharding, "spec", PartitionSpec()) for v in values]
-        self.shardings = [NamedSharding(mesh, spec) for spec in specs]
-        self.target_shardings = [v.sharding for v in values]
-        self.avals = [
-            jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=s)
-            for v, s in zip(values, self.shardings, strict=True)
-        ]
+        self.shardings = [v.sharding for v in values]
         here = jax.process_index()
-        self.receives = any(d.process_index == here for d in target.devices)
+        if alone and len(source.devices) > 1:
+            whole = [jax.ShapeDtypeStruct(v.sharding.shard_shape(v.shape), v.dtype) for v in values]
+            ends = [
+                (Mesh([s], ("device",)), Mesh([t], ("device",)))
+                for s, t in zip(source.devices, target.devices, strict=True)
+            ]
+        else:
+            whole, ends = values, [(source.mesh, target.mesh)]
+        name = f"transfer from rank {source.index} to rank {target.index}"
+        self.pairs = [
+            _Pair(name, *meshes, whole)
+            for meshes in ends
+            if any(d.process_index == here for mesh in meshes for d in mesh.devices.flat)
+        ]
+
+    def move(self, values: Arrays | None) -> list[jax.Array]:
+        """Returns the values on the target; [] in a process that is only the source."""
+        held = [{}] * len(self.shapes) if values is None else [_pieces(v) for v in values]
+        arrived = [pair.move(held) for pair in self.pairs]
+        return [
+            _joined(shape, sharding, [piece for of_pair in arrived for piece in of_pair[at]])
+            for at, (shape, sharding) in enumerate(zip(self.shapes, self.shardings, strict=True))
+            if arrived[0]
+        ]
+
+
+class _Pair:
+    """One compiled program: values from the devices of one mesh to those of another like it."""
+
+    def __init__(self, name: str, source: Mesh, target: Mesh, values: Sequence[Any]) -> None:
+        mesh = Mesh(np.stack([source.devices, target.devices]), (PAIR, *source.axis_names))
+        here = jax.process_index()
+        self.sources = [d for d in source.devices.flat if d.process_index == here]
+        self.targets = {d for d in target.devices.flat if d.process_index == here}
+        self.specs = tuple(getattr(v.sharding, "spec", PartitionSpec()) for v in values)
+        self.shapes = [v.shape for v in values]
+        self.shardings = [NamedSharding(mesh, spec) for spec in self.specs]
         self.blanks = [
-            _pieces(jax.device_put(np.zeros(v.shape, v.dtype), v.sharding)) if self.receives else []
-            for v in values
+            list(_pieces(jax.device_put(np.zeros(v.shape, v.dtype), where)).values())
+            if self.targets
+            else []
+            for v, where in zip(values, (NamedSharding(target, x) for x in self.specs), strict=True)
         ]
 
         def permute(*values: jax.Array) -> tuple[jax.Array, ...]:
             return tuple(jax.lax.ppermute(v, PAIR, [(0, 1)]) for v in values)
 
-        self.function = jax.shard_map(
-            permute, mesh=mesh, in_specs=tuple(specs), out_specs=tuple(specs), check_vma=False
+        function = jax.shard_map(
+            permute, mesh=mesh, in_specs=self.specs, out_specs=self.specs, check_vma=False
         )
+        avals = [
+            jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=s)
+            for v, s in zip(values, self.shardings, strict=True)
+        ]
+        self.job = Job(name, function, tuple(avals), (), tuple(self.shardings))
         self.program: Any = None
 
-    def job(self) -> Job:
-        name = f"transfer from rank {self.source.index} to rank {self.target.index}"
-        return Job(name, self.function, tuple(self.avals), (), tuple(self.shardings))
+    def move(self, held: Sequence[Mapping[Any, jax.Array]]) -> list[list[jax.Array]]:
+        """Returns each value's pieces on the target; [] in a process without any of it.
 
-    def move(self, values: Arrays | None) -> list[jax.Array]:
-        """Returns the values on the target; [] in a process that is only the source."""
-        sent = [[] for _ in self.shapes] if values is None else map(_pieces, values)
+        `held[i]` are the pieces of value i by device, in a process that has the source.
+        """
         joined = [
-            jax.make_array_from_single_device_arrays(shape, sharding, [*pieces, *blank])
-            for shape, sharding, pieces, blank in zip(
-                self.shapes, self.shardings, sent, self.blanks, strict=True
+            jax.make_array_from_single_device_arrays(
+                shape, sharding, [*(own[d] for d in self.sources), *blank]
+            )
+            for shape, sharding, own, blank in zip(
+                self.shapes, self.shardings, held, self.blanks, strict=True
             )
         ]
         moved = self.program(*joined)
-        if not self.receives:
+        if not self.targets:
             return []
-        return [
-            _at_target(value, sharding)
-            for value, sharding in zip(moved, self.target_shardings, strict=True)
-        ]
+        return [[x for d, x in _pieces(v).items() if d in self.targets] for v in moved]
 
 
-def _pieces(value: jax.Array) -> list[jax.Array]:
+def _pieces(value: jax.Array) -> dict[Any, jax.Array]:
+    """Returns what this process has of a value, by device."""
     if len(value.sharding.device_set) == 1:
-        return [value]
-    return [s.data for s in value.addressable_shards]
+        return {next(iter(value.sharding.device_set)): value}
+    return {s.device: s.data for s in value.addressable_shards}
 
 
-def _at_target(value: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
-    wanted = sharding.device_set
-    pieces = [s.data for s in value.addressable_shards if s.device in wanted]
-    if len(wanted) == 1:
+def _joined(
+    shape: tuple[int, ...], sharding: jax.sharding.Sharding, pieces: Sequence[jax.Array]
+) -> jax.Array:
+    if len(sharding.device_set) == 1:
         return pieces[0]
-    return jax.make_array_from_single_device_arrays(value.shape, sharding, pieces)
+    return jax.make_array_from_single_device_arrays(shape, sharding, list(pieces))
 
 
 def _links(
@@ -255,6 +298,7 @@ def _links(
     values: Sequence[Sequence[jax.ShapeDtypeStruct]],
     mesh: PipelineMesh,
     direct: set[int],
+    alone: bool,
 ) -> list[Any]:
     """One link per transfer; transfers of equal values between the same ranks share one.
 
@@ -272,14 +316,9 @@ def _links(
         key = (*ends, kinds)
         if key not in known:
             source, target = mesh.ranks[ends[0]], mesh.ranks[ends[1]]
-            known[key] = _Link(_pair_mesh(source, target), source, target, carried)
+            known[key] = _Link(source, target, carried, alone=alone)
         found.append(known[key])
-    links = list(known.values())
-    for link, program in zip(links, compile_all([x.job() for x in links], False), strict=True):
-        link.program = program
+    pairs = [pair for link in known.values() for pair in link.pairs]
+    for pair, program in zip(pairs, compile_all([x.job for x in pairs], False), strict=True):
+        pair.program = program
     return found
-
-
-def _pair_mesh(source: Rank, target: Rank) -> Mesh:
-    devices = np.stack([source.mesh.devices, target.mesh.devices])
-    return Mesh(devices, (PAIR, *source.mesh.axis_names))

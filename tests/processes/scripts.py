@@ -16,11 +16,17 @@ initialize()
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.sharding import Mesh
 
 import octojax as octopipe
+from octojax.executor.instructions import Transfer
+from octojax.executor.permute import PairPermute
+from octojax.executor.values import Place, Value
 from octojax.ir import Action, Kind, Schedule
 from octojax.ir.lowering import transfers_of
+from octojax.mesh import pipeline_mesh
 from octojax.processes import everyone
 from octojax.schedules import generate
 
@@ -54,7 +60,9 @@ def worst(found, wanted) -> float:
     return max(jax.tree.leaves(errors))
 
 
-def check(schedule, microbatches: int, optimizer=None, tied: bool = False, steps: int = 0) -> None:
+def check(
+    schedule, microbatches: int, optimizer=None, tied: bool = False, steps: int = 0, mesh=None
+) -> None:
     """Loss, gradients and, after some steps, parameters equal the unpipelined model's."""
     params, loss, batch = model(tied=tied)
     optimizer = optimizer or optax.sgd(0.1)
@@ -65,6 +73,7 @@ def check(schedule, microbatches: int, optimizer=None, tied: bool = False, steps
         batch,
         schedule=schedule,
         microbatches=microbatches,
+        mesh=mesh,
         progress=False,
         timeout_s=30.0,
     )
@@ -194,6 +203,51 @@ def auto() -> None:
     assert worst(grads, wanted_grads) <= 1e-5
     assert len(set(everyone(str(step.plan)))) == 1
     print("all equal")
+
+
+def sharded(*names: str) -> None:
+    """Every process is one rank of several devices, over which a microbatch's rows are spread."""
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1)
+    for name in names:
+        family, _, chunks = name.partition(":")
+        table = generate(family, len(devices), 3, int(chunks) if chunks else None)
+        check(table, 3, steps=1, mesh=Mesh(devices, ("pipe", "data")))
+    print("all equal")
+
+
+def directions() -> None:
+    """A value arrives although one before it in the order, the other way, is made only after."""
+    mesh = pipeline_mesh()
+    there = Transfer(0, 1, "F", 0, 0, (Value(Place.FORWARD, 0, 0, 0),))
+    back = Transfer(1, 0, "B", 1, 0, (Value(Place.BACKWARD, 1, 0, 0),))
+    values = [
+        [jax.ShapeDtypeStruct((3,), np.float32, sharding=mesh.ranks[t.target].replicated)]
+        for t in (there, back)
+    ]
+    moves = PairPermute([there, back], values, mesh, timeout_s=10.0)
+    moves.begin((0, 1))
+    mine = jax.device_put(np.arange(3, dtype=np.float32), jax.local_devices()[0])
+    if jax.process_index() == 0:
+        (found,) = moves.receive(1)
+        moves.send(0, [found + 1])
+    else:
+        moves.send(1, [mine])
+        (found,) = moves.receive(0)
+        assert jnp.array_equal(found, mine + 1), found
+    moves.drain()
+    moves.close()
+    print("all equal")
+
+
+def idle() -> None:
+    """One rank, and more processes than that."""
+    check(generate("1f1b", 1, 3), 3)
+
+
+def spread() -> None:
+    """Every rank has devices of two processes."""
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1).T
+    check("1f1b", 3, mesh=Mesh(devices, ("pipe", "data")))
 
 
 def crowded() -> None:

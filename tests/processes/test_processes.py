@@ -67,6 +67,19 @@ def test_receive_early_tables_that_hang_elsewhere():
     assert_all_equal(*run(4, "named", *names))
 
 
+def test_ranks_of_several_devices():
+    assert_all_equal(*run(2, "sharded", "zb-h1", devices=2))
+
+
+@pytest.mark.slow
+def test_more_ranks_of_several_devices():
+    assert_all_equal(*run(3, "sharded", "zb-h1", "interleaved:2", devices=2))
+
+
+def test_a_value_does_not_wait_for_one_that_goes_the_other_way():
+    assert_all_equal(*run(2, "directions"))
+
+
 def test_updates_are_those_of_one_process():
     assert_all_equal(*run(2, "update"))
 
@@ -85,6 +98,21 @@ def test_more_ranks_than_devices_are_refused():
     exits, lines = run(2, "crowded")
     assert [e.code for e in exits] == [1, 1]
     assert "the plan has 4 ranks, but there are only 2 device(s)" in said(lines, 0)
+
+
+def test_a_process_without_a_rank_is_refused():
+    exits, lines = run(2, "idle")
+    assert [e.code for e in exits] == [1, 1]
+    for process in (0, 1):
+        assert "none of the mesh's 1 rank(s) is on process 1" in said(lines, process)
+
+
+@pytest.mark.slow
+def test_a_rank_spread_over_processes_is_refused():
+    exits, lines = run(2, "spread", devices=2)
+    assert [e.code for e in exits] == [1, 1]
+    for process in (0, 1):
+        assert "rank 0 of the mesh has devices of processes 0, 1" in said(lines, process)
 
 
 def test_processes_with_different_plans_refuse_to_start():
