@@ -15,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from octojax.ir import Kind, Overlap, Plan, Profile, Timeline
 from octojax.launch import launch
 from octojax.processes import everyone
-from octojax.simulate import simulate
 from octojax.tune import tune
 from octojax.tune.baselines import published
 from octojax.tune.problem import Problem
@@ -67,9 +66,8 @@ def plans(profile: Profile, ranks: int, microbatches: int, seconds: float) -> di
     return {name: Plan.from_json(data) for name, data in told.items()}
 
 
-def row(name: str, plan: Plan, profile: Profile, measured: Timeline) -> dict[str, Any]:
+def row(name: str, plan: Plan, simulated: Timeline, measured: Timeline) -> dict[str, Any]:
     """Returns one line of results: simulated against measured, and TABLE III's columns."""
-    simulated = simulate(plan, profile)
     pairs = list(zip(measured.ranks, simulated.ranks, strict=True))
     return {
         "plan": name,

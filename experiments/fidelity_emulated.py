@@ -41,18 +41,19 @@ def run(arguments: Sequence[str]) -> None:
     from octojax.emulate import emulate
     from octojax.mesh import pipeline_mesh
     from octojax.profiling.together import measure_links
+    from octojax.simulate import simulate
 
     wanted = options(arguments)
     mesh = pipeline_mesh(num_ranks=wanted.ranks)
     profile = scaled(Profile.load(PROFILES / f"{wanted.profile}.calibrated.json"), wanted.scale)
-    link = measure_links(mesh, typical_bytes=profile.layers[1].output_bytes)
+    link = measure_links(mesh, typical_bytes=profile.layers[1].output_bytes, computing=False)
     capacity = profile.machine.capacity_bytes
     profile = profile.on(replace(link, host_cost_s=0.0, capacity_bytes=capacity))
     chosen = plans(profile, wanted.ranks, wanted.microbatches, wanted.tune_seconds)
     rows = []
     for name, plan in chosen.items():
         found = emulate(plan, profile, steps=wanted.steps, timeout=120.0)
-        rows.append(row(name, plan, profile, found.median))
+        rows.append(row(name, plan, simulate(plan, profile), found.median))
         if jax.process_index() == 0:
             print(f"{name}: {[round(t.makespan_s, 4) for t in found.timelines]}", flush=True)
     if jax.process_index() == 0:

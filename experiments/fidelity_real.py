@@ -5,10 +5,10 @@ python experiments/fidelity_real.py
 Each process times the layers of the hybrid model (`hybrid.py`) while the other does, and the
 link is measured between them. On that profile plans are chosen: 1F1B, interleaved, zb-h1 and the
 tuned one. Then all of them train in turns, recorded and unrecorded, and in every round the layers
-and the stages of each plan are timed once more, so that a busy machine slows all alike. The
-simulator predicts each step twice: from the medians of the layers' times, as the tuner does, and
-from those of the plan's own stages. Layers take turns with each other, one run at a time: repeated
-alone they would find their values in the caches, as they do not in a step.
+are timed once more and each plan is rehearsed (`step.profile`), so that a busy machine slows all
+alike. The simulator predicts each step twice: from the medians of the layers' times, as the tuner
+does, and from those of the plan's own stages. Layers take turns with each other, one run at a
+time: repeated alone they would find their values in the caches, as they do not in a step.
 """
 
 import argparse
@@ -24,7 +24,8 @@ from typing import Any
 from fidelity_common import in_processes, plans, row, table
 
 import octojax as octopipe
-from octojax.ir import Profile
+from octojax.ir import Plan, Profile, Timeline
+from octojax.simulate import simulate
 
 
 def options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -38,22 +39,25 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--rows", type=int, default=4, help="of one microbatch")
     parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--tune-seconds", type=float, default=10.0)
     parser.add_argument("-o", "--output", help="write rows (JSON) here")
     return parser.parse_args(arguments)
 
 
-def middle(profiles: Sequence[Profile]) -> Profile:
-    """Returns the profile with the median of every time and speed."""
-    names = ("forward_s", "input_grad_s", "weight_grad_s", "backward_s")
-    layers = tuple(
-        replace(same[0], **{n: statistics.median(getattr(x, n) for x in same) for n in names})
-        for same in zip(*(p.layers for p in profiles), strict=True)
-    )
-    speeds = zip(*(p.machine.speeds for p in profiles), strict=True)
-    machine = replace(profiles[0].machine, speeds=tuple(map(statistics.median, speeds)))
-    return replace(profiles[0], layers=layers, machine=machine)
+def paired(
+    name: str, plan: Plan, simulated: Sequence[Timeline], measured: Sequence[Timeline]
+) -> dict[str, Any]:
+    """Returns one line of results: `simulated[i]` is the prediction of `measured[i]`, from times
+    taken just before, as the machine was then. Times and errors are medians."""
+    found = row(name, plan, usual(simulated), usual(measured))
+    ratios = [s.makespan_s / m.makespan_s for s, m in zip(simulated, measured, strict=True)]
+    return {**found, "error": statistics.median(ratios) - 1, "ratios": ratios}
+
+
+def usual(timelines: Sequence[Timeline]) -> Timeline:
+    """Returns the one of median makespan."""
+    return sorted(timelines, key=lambda t: t.makespan_s)[len(timelines) // 2]
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -86,7 +90,8 @@ def run(arguments: Sequence[str]) -> None:
         f"{machine.bandwidth_bytes_per_s / 1e9:.3g} GB/s, host {machine.host_cost_s * 1e3:.3g} ms",
         flush=True,
     )
-    chosen = plans(profile, mesh.num_ranks, wanted.microbatches, wanted.tune_seconds)
+    alike = profile.on(replace(machine, speeds=()))  # two cores of one kind: the rest is noise
+    chosen = plans(alike, mesh.num_ranks, wanted.microbatches, wanted.tune_seconds)
     chosen.pop("partition-only", None)
     begin = time.monotonic()
     steps: dict[str, Any] = {}
@@ -104,13 +109,7 @@ def run(arguments: Sequence[str]) -> None:
         )
     say(f"compiled in {time.monotonic() - begin:.0f} s", flush=True)
     states = {name: step.init() for name, step in steps.items()}
-    pure = octopipe.adapt(model, loss)
-    stage_timers = {
-        name: Together(pure, microbatch, mesh, optimizer, partition=plan.partition, machine=machine)
-        for name, plan in chosen.items()
-    }
-    say(f"stages compiled, {time.monotonic() - begin:.0f} s", flush=True)
-    stages: dict[str, list[Profile]] = {name: [] for name in steps}
+    rehearsals: dict[str, list[Timeline]] = {name: [] for name in steps}
     plain: dict[str, list[float]] = {name: [] for name in steps}
     recorded: dict[str, list[float]] = {name: [] for name in steps}
     timelines: dict[str, list[Any]] = {name: [] for name in steps}
@@ -118,8 +117,8 @@ def run(arguments: Sequence[str]) -> None:
     for turn in range(wanted.rounds + 2):
         profiles.append(timer.profile(3, microbatches=wanted.microbatches, target_s=0.0))
         for name, step in list(steps.items())[:: 1 if turn % 2 else -1]:
-            stages[name].append(
-                stage_timers[name].profile(3, microbatches=wanted.microbatches, target_s=0.0)
+            rehearsals[name].append(
+                step.rehearse(states[name], batch, rounds=1, machine=machine).timeline
             )
             for record in (False, True):
                 barrier("turn")
@@ -131,20 +130,19 @@ def run(arguments: Sequence[str]) -> None:
                     states[name], metrics = step(states[name], batch)
                 jax.block_until_ready((states[name], metrics))
                 (recorded if record else plain)[name].append(time.monotonic() - begin)
-    profile = middle(profiles[2:])
     rows = []
     for name, plan in chosen.items():
-        kept = sorted(timelines[name][2:], key=lambda t: t.makespan_s)
-        found = row(name, plan, profile, kept[len(kept) // 2])
-        own = row(name, plan, middle(stages[name][2:]), kept[len(kept) // 2])
-        found["of_stages"] = {k: own[k] for k in ("simulated_s", "error", "ms_by_item")}
+        layered = [simulate(plan, profile) for profile in profiles]
+        found = paired(name, plan, layered[2:], timelines[name][2:])
+        own = paired(name, plan, rehearsals[name][2:], timelines[name][2:])
+        found["rehearsed"] = {k: own[k] for k in ("simulated_s", "error", "ms_by_item")}
         found["step_s"] = statistics.median(plain[name][2:])
         found["recorded_step_s"] = statistics.median(recorded[name][2:])
         rows.append(found)
     say("from the layers' times:\n")
     say(table(rows))
-    say("\nfrom the times of each plan's stages:\n")
-    say(table([{**found, **found["of_stages"]} for found in rows]))
+    say("\nfrom each plan's rehearsal:\n")
+    say(table([{**found, **found["rehearsed"]} for found in rows]))
     say("\n| plan | step ms | makespan ms | peak MiB measured | simulated | error |")
     say("|---|---|---|---|---|---|")
     errors = []

@@ -49,8 +49,8 @@ class PipelineMesh:
         if idle:
             raise MeshError(
                 f"there are {jax.process_count()} processes, but none of the mesh's "
-                f"{self.num_ranks} rank(s) is on process {', '.join(map(str, sorted(idle)))}. Start "
-                f"fewer processes, or use a plan and a mesh with a rank for each"
+                f"{self.num_ranks} rank(s) is on process {', '.join(map(str, sorted(idle)))}. "
+                f"Start fewer processes, or use a plan and a mesh with a rank for each"
             )
 
     @property

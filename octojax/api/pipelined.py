@@ -328,15 +328,22 @@ class PipelinedLoss:
         self, runner: "Runner", held: Held, batch: Any, record: Recorder | None = None
     ) -> tuple[Results, Any, Any]:
         """Returns what an engine made of a batch, with loss and aux taken out of it."""
+        results = runner.engine.run(*self._inputs(runner, held, batch), record)
+        known = results.emits if self.share is None else self._everywhere(runner, results)
+        emits = [known[e] for e in range(self.staged.traced.num_emits)]
+        return results, emits[0], self.staged.traced.aux.unflatten(emits[1:])
+
+    def rehearse(self, held: Held, batch: Any, record: Recorder) -> None:
+        """Runs a step without transfers, every rank by itself; see `Engine.rehearse`."""
+        self.trainer.engine.rehearse(*self._inputs(self.trainer, held, batch), record)
+
+    def _inputs(self, runner: "Runner", held: Held, batch: Any) -> tuple[Any, Any, Any, Any]:
+        """What an engine wants: parameters, carried state, counters, and the batch's leaves."""
         leaves = self.batch_leaves(batch)
         _check_alive(held)
         flat = [*held.units, *chain.from_iterable(held.copies)]
         params = [[flat[i] for i in where] for where in runner.sources]
-        states = [held.carried] * len(runner.sources)
-        results = runner.engine.run(params, states, held.counters, leaves, record)
-        known = results.emits if self.share is None else self._everywhere(runner, results)
-        emits = [known[e] for e in range(self.staged.traced.num_emits)]
-        return results, emits[0], self.staged.traced.aux.unflatten(emits[1:])
+        return params, [held.carried] * len(runner.sources), held.counters, leaves
 
     def _everywhere(self, runner: "Runner", results: Results) -> Mapping[int, jax.Array]:
         """Returns what the loss returned in every process, from the ranks that made it."""

@@ -13,12 +13,13 @@ from octojax.api.beside import beside_slots
 from octojax.api.options import options_of
 from octojax.api.pipelined import Held, PipelinedLoss
 from octojax.api.reference import reference
+from octojax.api.rehearsal import Rehearsal, rehearse
 from octojax.api.report import StepReport, report
 from octojax.executor.engine import Results
 from octojax.executor.recorded import Ledger, Recorder, timeline_of
 from octojax.executor.share import shared_exchange
 from octojax.frontends import adapt
-from octojax.ir import LayerGraph, Plan, Timeline
+from octojax.ir import LayerGraph, Machine, Plan, Timeline
 from octojax.update import GRAD_NORM, Places, Update, build_update
 
 
@@ -120,6 +121,20 @@ class TrainStep:
         if jax.tree.leaves(aux):
             metrics["aux"] = aux
         return TrainState(held, opt_state, state.step + 1), metrics
+
+    def rehearse(
+        self, state: TrainState, batch: Any, *, rounds: int = 5, machine: Machine | None = None
+    ) -> Rehearsal:
+        """Returns what the plan's actions take on their ranks; changes nothing.
+
+        Every rank runs its own compiled programs in the plan's order, with stand-ins for what
+        it would receive, so that none waits for another: all of a step but what the simulator
+        is to predict. `rounds` steps are timed after one that warms up. Links are measured,
+        unless a `machine` has them. All processes call this alike. Raises `ValueError` for
+        `rounds` below 1, and for a batch or state as a step does.
+        """
+        _expect_state(state)
+        return rehearse(self.loss, state.held, batch, self.optimizer, rounds, machine)
 
     def evaluate(self, state: TrainState, batch: Any) -> dict[str, Any]:
         """Returns `loss` and `aux` of a batch of the training batch's form; changes nothing."""

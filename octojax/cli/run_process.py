@@ -15,11 +15,9 @@ from octojax.cli.child import run_child
 from octojax.cli.profile import load_target, named_optimizer
 from octojax.cli.read import read_profile
 from octojax.executor.stragglers import stragglers
-from octojax.frontends import adapt
-from octojax.ir import Plan, Timeline
+from octojax.ir import Plan, Profile, Timeline
 from octojax.mesh import pipeline_mesh
 from octojax.processes import barrier, initialize, timeout_s
-from octojax.profiling.together import measure_together
 from octojax.report.data import save_timeline
 from octojax.simulate import simulate
 
@@ -37,16 +35,6 @@ def main(text: str, folder: str) -> None:
     batch = jax.tree.map(lambda x: repeated(x, count), microbatch)
     mesh = pipeline_mesh(num_ranks=ranks)
     profile = read_profile(wanted["profile"]) if wanted["profile"] else None
-    if profile is None and wanted["record"]:
-        profile = measure_together(
-            adapt(model, loss, params),
-            microbatch,
-            mesh,
-            optimizer=optimizer,
-            min_layers=plan.partition.num_layers if plan else ranks,
-            name=wanted["target"],
-            microbatches=count,
-        )
     step = compile(
         model,
         loss,
@@ -78,7 +66,6 @@ def main(text: str, folder: str) -> None:
         "step_s": statistics.median(times[2:]),
     }
     if wanted["record"]:
-        assert profile is not None
         measured, simulated, recorded_s = recorded(step, state, batch, profile, wanted["steps"])
         answer["compared"] = {
             **compared(measured, simulated),
@@ -111,9 +98,17 @@ def timed(
 
 
 def recorded(
-    step: TrainStep, state: TrainState, batch: Any, profile: Any, steps: int
+    step: TrainStep, state: TrainState, batch: Any, profile: Profile | None, steps: int
 ) -> tuple[Timeline, Timeline, float]:
-    """Returns the recorded step of median makespan, its simulation, and the median seconds."""
+    """Returns the recorded step of median makespan, its simulation, and the median seconds.
+
+    The simulation is of the profile, without one of a rehearsal just before.
+    """
+    simulated = (
+        step.rehearse(state, batch, rounds=steps).timeline
+        if profile is None
+        else simulate(step.plan, profile)
+    )
     timelines, times = [], []
     for _ in range(steps):
         barrier("recorded step")
@@ -123,7 +118,7 @@ def recorded(
         times.append(time.monotonic() - begin)
         timelines.append(timeline)
     timelines.sort(key=lambda t: t.makespan_s)
-    return timelines[len(timelines) // 2], simulate(step.plan, profile), statistics.median(times)
+    return timelines[len(timelines) // 2], simulated, statistics.median(times)
 
 
 def compared(measured: Timeline, simulated: Timeline) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A lowered step on real devices: compiles its programs, then runs them step after step."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from operator import itemgetter
@@ -14,7 +14,7 @@ from octojax.executor.instructions import RankProgram, StepProgram, Transfer
 from octojax.executor.lower import Lowered
 from octojax.executor.recorded import Recorder
 from octojax.executor.run import Bound, RankThreads, bind, run_rank
-from octojax.executor.transport import Transport
+from octojax.executor.transport import StandIns, Transport
 from octojax.executor.values import Place, Value
 from octojax.mesh import PipelineMesh, Rank
 from octojax.programs.build import Job
@@ -299,15 +299,9 @@ class Engine:
         leaves of the whole batch. Nothing waits for the devices at the end; a failing rank
         stops the others. With `record`, what happens is noted there.
         """
-        assert self.threads is not None, "Engine.ready was not called"
         self.transport.clock = None if record is None else record.clock
         self.transport.begin(self.step.order_of("FBGE"))
-        loops = [run_rank if record is None else record.loop(r.rank) for r in self.ranks]
-        works = [
-            partial(part.run, params[i], state[i], counters[i], batch, loops[i])
-            for i, part in enumerate(self.parts)
-        ]
-        made = self.threads.run(works, self.transport.abort)
+        made = self._launched(self.parts, (params, state, counters), batch, record)
         gradients: list[jax.Array | None] = [None] * len(self.model.params)
         emits: dict[int, jax.Array] = {}
         final: dict[int, jax.Array] = {}
@@ -317,6 +311,45 @@ class Engine:
             emits.update(zip(part.emits, outputs[len(part.units) :], strict=True))
             final.update(states)
         return Results(tuple(gradients), emits, final, tuple(counted for _, _, counted in made))
+
+    def rehearse(
+        self,
+        params: Sequence[Sequence[jax.Array]],
+        state: Sequence[Mapping[int, jax.Array]],
+        counters: Sequence[Sequence[jax.Array]],
+        batch: Sequence[Any],
+        record: Recorder,
+    ) -> None:
+        """Runs each local rank's programs in their order as `run` does, with stand-ins for all
+        that it receives: nobody waits for a peer, and the results mean nothing."""
+        jax.block_until_ready(
+            self._launched(self._rehearsed, (params, state, counters), batch, record)
+        )
+
+    @cached_property
+    def _rehearsed(self) -> "list[_Part]":
+        transfers = self.step.transfers
+        values = [self._at_target(t) for t in transfers]
+        alone = StandIns(transfers, values, self.mesh.local_ranks)
+        return [
+            replace(part, bound=bind(part.program, self.programs, alone)) for part in self.parts
+        ]
+
+    def _launched(
+        self,
+        parts: "Sequence[_Part]",
+        held: tuple[Sequence[Any], Sequence[Any], Sequence[Any]],
+        batch: Sequence[Any],
+        record: Recorder | None,
+    ) -> list[Any]:
+        """Runs the parts, one per local rank, and returns what each made."""
+        assert self.threads is not None, "Engine.ready was not called"
+        loops = [run_rank if record is None else record.loop(r.rank) for r in self.ranks]
+        works = [
+            partial(part.run, *own, batch, loop)
+            for part, loop, own in zip(parts, loops, zip(*held, strict=True), strict=True)
+        ]
+        return self.threads.run(works, self.transport.abort)
 
     def drain(self, results: Results) -> None:
         """Returns when the local ranks' part of a step is done, transfers included.

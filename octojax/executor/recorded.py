@@ -24,7 +24,7 @@ from octojax.executor.instructions import Do, Instruction, RankProgram
 from octojax.executor.lower import Lowered
 from octojax.executor.record import Span, TransferClock, measured
 from octojax.executor.run import Bound, run_recorded
-from octojax.ir import Action, ActionSpan, Kind, Schedule, Timeline, parse_item
+from octojax.ir import Action, ActionSpan, Kind, Schedule, Timeline, parse_action, parse_item
 from octojax.jaxprs.count import operations
 from octojax.processes import clock_offset_s, everyone
 
@@ -119,6 +119,24 @@ class Recorder:
             self.ledger.first_bytes[rank], self.ledger.made[rank] = first, made
 
         return run
+
+
+def action_times(recorder: Recorder, lowered: Lowered) -> list[tuple[int, Action, float]]:
+    """Returns rank, action and seconds of all that the local ranks ran in a rehearsed step.
+
+    An action lasts from the end of the one before it: what the executor does in between is part
+    of it. The time of a program of several actions is divided among them.
+    """
+    ledger, found = recorder.ledger, []
+    for rank, ticks in recorder.ticks.items():
+        ledger.describe(lowered, rank)
+        start = ticks[0][0] if ticks else 0.0
+        for (_, end), parts in zip(ticks, ledger.parts[rank], strict=True):
+            if parts:
+                took = end - start
+                found += [(rank, parse_action(p.name), took * (p.end - p.begin)) for p in parts]
+                start = end
+    return found
 
 
 def timeline_of(

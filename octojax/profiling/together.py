@@ -7,8 +7,9 @@ links     messages to and fro between two processes, through the executor's own 
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,13 +20,14 @@ from octojax.executor.instructions import Transfer
 from octojax.executor.permute import PairPermute
 from octojax.executor.values import Place, Value
 from octojax.frontends import PureLoss
-from octojax.ir import LayerCost, Machine, Partition, Profile
+from octojax.ir import LayerCost, Machine, Profile
 from octojax.layers import find_layers
 from octojax.mesh import PipelineMesh
-from octojax.processes import barrier, everyone, several, timeout_s
-from octojax.profiling.layers import shapes_of, stages_of
+from octojax.processes import barrier, clock_offset_s, everyone, several, timeout_s
+from octojax.profiling.layers import shapes_of
 from octojax.profiling.links import fit_line
 from octojax.profiling.measure import LayerTimer, measure
+from octojax.profiling.timing import median_times
 from octojax.trace import trace_loss
 
 SIZES_BYTES = (1 << 8, 1 << 12, 1 << 15, 1 << 17, 1 << 19, 1 << 21)
@@ -62,11 +64,7 @@ def measure_together(
 
 
 class Together:
-    """A profile that several processes measure together, as often as wanted.
-
-    Of every layer, or of the stages of a `partition` (see `measure`); links are measured at the
-    beginning, unless a `machine` has them.
-    """
+    """A profile that several processes measure together, as often as wanted; links once."""
 
     def __init__(
         self,
@@ -75,19 +73,18 @@ class Together:
         mesh: PipelineMesh,
         optimizer: optax.GradientTransformation | None = None,
         min_layers: int = 1,
-        partition: Partition | None = None,
-        machine: Machine | None = None,
     ) -> None:
-        self.mesh, self.partition = mesh, partition
+        self.mesh = mesh
         layered = find_layers(
             trace_loss(loss.fn, loss.params, shapes_of(batch), loss.state),
             max(min_layers, mesh.num_ranks),
         )
         sizes = sorted({x.output_bytes for x in layered.graph.layers if x.output_bytes})
         device = mesh.ranks[mesh.local_ranks[0]].devices[0]
-        self.timer = LayerTimer(layered, loss, batch, device, optimizer, partition)
-        self.machine = machine or measure_links(
-            mesh, typical_bytes=sizes[len(sizes) // 2] if sizes else 1 << 12
+        self.timer = LayerTimer(layered, loss, batch, device, optimizer)
+        self.machine = measure_links(
+            mesh,
+            typical_bytes=sizes[len(sizes) // 2] if sizes else 1 << 12,
         )
 
     def profile(
@@ -120,7 +117,6 @@ class Together:
                 f"{rounds} rounds",
             ),
             ("names", self.timer.names),
-            *stages_of(self.partition),
         )
         return Profile(name, layers, machine, self.mesh.num_ranks, microbatches, extra)
 
@@ -128,15 +124,18 @@ class Together:
 def measure_links(
     mesh: PipelineMesh,
     sizes_bytes: Sequence[int] = SIZES_BYTES,
-    rounds: int = 25,
+    rounds: int = 15,
     typical_bytes: int = 1 << 15,
+    *,
+    computing: bool = True,
 ) -> Machine:
     """Returns the machine as transfers between two processes see it; all processes call this.
 
-    Latency and bandwidth are fitted to half the times of messages to and fro between a rank of
-    process 0 and one of another, from handing a value over to holding it. `host_cost_s` is the
-    processor time of one process for one message of `typical_bytes`: time that its computation
-    lacks if it has a single core.
+    Latency and bandwidth are fitted to the times of messages between a rank of process 0 and one
+    of another, from handing a value over to holding it, the mean of both directions. The sender
+    computes meanwhile, as in a step, which delays messages where they share its processor; not
+    so with `computing=False`. `host_cost_s` is the processor time of one process for one message
+    of `typical_bytes`.
     """
     homes = [rank.devices[0].process_index for rank in mesh.ranks]
     first = homes.index(0)
@@ -156,54 +155,87 @@ def measure_links(
     ]  # fmt: skip
     moves = PairPermute(transfers, values, mesh, timeout_s())
     here = next((r for r in (first, other) if r in mesh.local_ranks), None)
-    payloads = [
-        [jax.device_put(np.zeros(v[0].shape, np.float32), mesh.ranks[here].replicated)]
-        if here is not None
-        else []
-        for v in values
-    ]
-    times: dict[int, tuple[float, float]] = {}
-    barrier("links")
+    idle = partial(time.sleep, 0.0)
+    work = idle if here is None or not computing else _work(mesh.ranks[here].devices[0])
+    offset = clock_offset_s()
+    told: list[tuple[int, int, float]] = []  # transfer, turn, -(when sent) or when it had come
+    costs: list[float] = []
     try:
-        for number, size in enumerate(sizes):
-            wall, work = [], []
-            for _ in range(rounds):
-                spent = (
-                    _to_and_fro(moves, number, payloads, here == first)
-                    if here is not None
-                    else (0, 0)
-                )
-                wall.append(spent[0])
-                work.append(spent[1])
-            times[size] = float(np.median(wall)) / 2, float(np.mean(work)) / 2
+        for number, size in enumerate(sizes if here is not None else ()):
+            where = mesh.ranks[here or 0].replicated
+            shape = values[2 * number][0].shape
+            payload = [jax.device_put(np.zeros(shape, np.float32), where)]
+            back = here != first
+            exchange = partial(_to_and_fro, moves, number, payload, not back)
+            exchange(idle)
+            for turn in range(rounds):
+                sent, had = exchange(work)
+                told += [
+                    (2 * number + back, turn, offset - sent),
+                    (2 * number + 1 - back, turn, had - offset),
+                ]
+            if size == typical_bytes:
+                begin = time.process_time()
+                for _ in range(rounds):
+                    exchange(idle)
+                costs.append((time.process_time() - begin) / (2 * rounds))
     finally:
         moves.close()
-    told = json.loads(everyone(json.dumps([times[s] for s in sizes]), "links")[0])
-    found = dict(zip(sizes, told, strict=True))
-    latency_s, bandwidth = fit_line([(s, found[s][0]) for s in sizes])
+    every = [json.loads(text) for text in everyone(json.dumps([told, costs]), "links")]
+    took = np.zeros((len(transfers), rounds))
+    for k, turn, tick in (note for theirs, _ in every for note in theirs):
+        took[k, turn] += tick
+    medians = np.median(took, axis=1)
+    samples = [(n, float(medians[2 * i : 2 * i + 2].mean())) for i, n in enumerate(sizes)]
+    latency_s, bandwidth = fit_line(samples)
     return Machine(
         name=f"{jax.process_count()} processes, {mesh.ranks[0].devices[0].device_kind}, measured",
         latency_s=latency_s,
         bandwidth_bytes_per_s=bandwidth,
-        host_cost_s=found[typical_bytes][1],
+        host_cost_s=float(np.mean([cost for _, own in every for cost in own])),
     )
 
 
 def _to_and_fro(
-    moves: PairPermute, number: int, payloads: Sequence[Any], leads: bool
+    moves: PairPermute,
+    number: int,
+    payload: Sequence[Any],
+    leads: bool,
+    work: Callable[[], None],
 ) -> tuple[float, float]:
-    """Sends a message and waits for it to come back: seconds, and seconds of this process."""
+    """Exchanges a message each way; returns when this side sent its own and had the other.
+
+    Who has sent works, and replies to what it gets when the other has worked as long.
+    """
     there, back = 2 * number, 2 * number + 1
+    mine, theirs = (there, back) if leads else (back, there)
+
+    def receive() -> float:
+        jax.block_until_ready(moves.receive(theirs))
+        now = time.monotonic()
+        work()
+        return now
+
     moves.begin((there, back))
-    begin, busy = time.monotonic(), time.process_time()
-    if leads:
-        moves.send(there, payloads[there])
-        jax.block_until_ready(moves.receive(back))
-    else:
-        jax.block_until_ready(moves.receive(there))
-        moves.send(back, payloads[back])
-        moves.busy.wait_for_none()
-    return time.monotonic() - begin, time.process_time() - busy
+    had = 0.0 if leads else receive()
+    sent = time.monotonic()
+    moves.send(mine, payload)
+    work()
+    had = receive() if leads else had
+    moves.drain()
+    return sent, had
+
+
+def _work(device: Any, least_s: float = 5e-3) -> Callable[[], None]:
+    """Returns a function that keeps the device computing for about `least_s`."""
+    matrix = jax.device_put(np.ones((512, 512), np.float32), device)
+    product = jax.jit(lambda x: x @ x).lower(matrix).compile()
+
+    def work(times: int) -> None:
+        for _ in range(times):
+            jax.block_until_ready(product(matrix))
+
+    return partial(work, max(1, round(least_s / median_times({0: work})[0])))
 
 
 def _mean(theirs: Sequence[Sequence[LayerCost]]) -> tuple[LayerCost, ...]:

@@ -6,6 +6,7 @@ last bit. Small tables are simulated with it, which is quicker than loading a co
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from octojax.ir import Action, Item, Kind, Machine, Schedule
@@ -31,9 +32,16 @@ class Run:
 class Meaning:
     """What the cells and transfers of a table without transfer actions cost."""
 
-    def __init__(self, schedule: Schedule, costs: StageCosts, machine: Machine | None) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        costs: StageCosts,
+        machine: Machine | None,
+        seconds: Callable[[int, Action], float] | None = None,
+    ) -> None:
         self.schedule = schedule
         self.costs = costs
+        self.seconds = seconds
         self.machine = fitting(machine, schedule.num_ranks)
         self.last_stage = costs.num_stages - 1
         self.owner = owners(schedule)
@@ -43,12 +51,16 @@ class Meaning:
         """Returns how long a rank is busy with an item: compute time plus host costs."""
         seconds, transfers = 0.0, 0
         for action in actions_of(item):
-            seconds += float(self.costs.seconds[action.stage, KINDS.index(action.kind)])
-            if self.rebuilds(action):
-                seconds += float(self.costs.forward_s[action.stage])
+            if self.seconds is not None:
+                seconds += self.seconds(rank, action)
+            else:
+                seconds += float(self.costs.seconds[action.stage, KINDS.index(action.kind)])
+                if self.rebuilds(action):
+                    seconds += float(self.costs.forward_s[action.stage])
             transfers += received(action, rank, self.owner) is not None
             transfers += sent(action, rank, self.owner) is not None
-        return seconds / self.machine.speed(rank) + transfers * self.machine.host_cost_s
+        speed = self.machine.speed(rank) if self.seconds is None else 1.0
+        return seconds / speed + transfers * self.machine.host_cost_s
 
     def rebuilds(self, action: Action) -> bool:
         """Whether a backward runs its stage's forward again, having no R to do it."""

@@ -1,9 +1,10 @@
 """From a schedule or plan and its costs to a timeline."""
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 from octojax.errors import PlanError
-from octojax.ir import Machine, Plan, Profile, Schedule, Timeline
+from octojax.ir import Action, Machine, Plan, Profile, Schedule, Timeline
 from octojax.ir.lowering import lower_naively, without_transfers
 from octojax.ir.verify import verify
 from octojax.simulate.costs import StageCosts, uniform_partition
@@ -23,6 +24,7 @@ def simulate(
     mode: Mode = "async",
     free: Free = "backward",
     compiled: bool | None = None,
+    seconds: Callable[[int, Action], float] | None = None,
 ) -> Timeline:
     """Returns the timeline of one step.
 
@@ -32,10 +34,11 @@ def simulate(
     receive occupy both ranks, just around the computation or where a lowered table has them.
     `free` chooses whether `peak_microbatches` counts until I or B ("backward") or until W or B.
     `compiled` chooses between two implementations that agree to the last bit; None takes the
-    compiled one for all but small tables.
+    compiled one for all but small tables. `seconds(rank, action)` says how long each action
+    takes, as it was measured for instance, in place of the costs' times and the ranks' speeds.
 
     Raises `ScheduleError` for a table that is wrong or deadlocks, `PlanError` for costs of
-    another number of stages.
+    another number of stages, `ValueError` for an unknown mode or `seconds` with `compiled`.
     """
     for name, value, known in (("mode", mode, Mode), ("free", free, Free)):
         if value not in get_args(known):
@@ -47,8 +50,10 @@ def simulate(
     plain = without_transfers(rows) if rows.has_transfers else rows
     verify(_replaced(schedule, plain), num_stages=stage_costs.num_stages)
     lowered = mode == "blocking" or rows.has_transfers
+    if compiled and seconds is not None:
+        raise ValueError("the compiled simulator knows one time per stage and kind, not `seconds`")
     if compiled is None:
-        compiled = sum(map(len, plain.ranks)) > _SMALL
+        compiled = seconds is None and sum(map(len, plain.ranks)) > _SMALL
     if compiled and not lowered:
         from octojax.simulate.compiled import compiled_timeline
         from octojax.simulate.links import Links
@@ -58,7 +63,7 @@ def simulate(
         return compiled_timeline(
             table, stage_costs, Links.of(machine, table.num_ranks), plain, free
         )
-    meaning = Meaning(plain, stage_costs, machine)
+    meaning = Meaning(plain, stage_costs, machine, seconds)
     if not lowered:
         done = run(meaning)
     elif mode == "blocking":

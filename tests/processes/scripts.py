@@ -180,6 +180,12 @@ def recorded() -> None:
     assert all(rank.peak_bytes > 0 for rank in timeline.ranks)
     assert len(set(everyone(str(timeline)))) == 1
     assert again.step == 1
+    rehearsal = step.rehearse(again, batch, rounds=2)
+    rounds = [sorted((r, str(a), t) for (r, a), t in x.items()) for x in rehearsal.rounds]
+    assert len(set(everyone(str(rounds)))) == 1
+    timed = {(rank, a) for rank, _, a in step.plan.schedule.actions()}
+    assert [set(times) for times in rehearsal.rounds] == [timed, timed]
+    assert rehearsal.profile.machine.latency_s > 0
     print("all equal")
 
 

@@ -53,6 +53,16 @@ def test_rank_speed_divides_compute():
     assert spans(result) == {"0F0": (0, 1), "1F0": (1, 1.5), "1B0": (1.5, 2.5), "0B0": (2.5, 4.5)}
 
 
+def test_single_actions_may_take_their_own_time():
+    machine = Machine(speeds=(1.0, 2.0), host_cost_s=0.5)
+    took = {"0F0": 3.0, "1F0": 4.0, "1B0": 5.0, "0B0": 6.0}
+    table, unit = Schedule.parse("0F0 0B0\n1F0 1B0"), StageCosts.unit(2)
+    result = simulate(table, unit, machine, seconds=lambda rank, action: took[str(action)])
+    assert spans(result) == {"0F0": (0, 3.5), "1F0": (3.5, 8), "1B0": (8, 13.5), "0B0": (13.5, 20)}
+    with pytest.raises(ValueError, match="the compiled simulator knows one time"):
+        simulate(table, unit, compiled=True, seconds=lambda rank, action: 1.0)
+
+
 def test_neighbours_on_one_rank_send_nothing():
     schedule = Schedule.parse("0F0 1F0 1B0 0B0")
     result = simulate(schedule, StageCosts.unit(2), Machine(latency_s=9.0))
