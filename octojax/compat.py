@@ -7,7 +7,8 @@ Supported: JAX 0.10.2 to 0.12. Differences met, old | new:
     a scan counts its operands        | describes them with flat trees `ft_in`, `ft_out` (0.12)
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -146,6 +147,26 @@ def scan_params(
     inputs = tuple(flattree.nones(n) for n in (consts, carry, xs))
     outputs = tuple(flattree.nones(n) for n in (carry, ys))
     return {**params, "ft_in": flattree.pack(inputs), "ft_out": flattree.pack(outputs)}
+
+
+@contextlib.contextmanager
+def coordinator_elsewhere() -> Iterator[None]:
+    """Within it `jax.distributed.initialize` starts no coordinator in process 0.
+
+    It has no option for that: the function that makes the service is replaced meanwhile.
+    """
+    from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
+
+    class Elsewhere:
+        def shutdown(self) -> None:
+            pass
+
+    make = _jax.get_distributed_runtime_service
+    _jax.get_distributed_runtime_service = lambda *_, **__: Elsewhere()
+    try:
+        yield
+    finally:
+        _jax.get_distributed_runtime_service = make
 
 
 def distributed_client() -> Any:

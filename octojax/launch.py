@@ -5,6 +5,7 @@ that `jax.distributed.initialize` knows (Slurm, Open MPI, GKE, ...) the same scr
 without this module.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,11 +13,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
-from octojax.launch_environment import COORDINATOR, NUM_PROCESSES, PROCESS_ID, TIMEOUT
+from octojax.launch_environment import (
+    COORDINATED,
+    COORDINATOR,
+    NUM_PROCESSES,
+    PROCESS_ID,
+    TIMEOUT,
+    heartbeat_s,
+)
 
 _COUNT = "--xla_force_host_platform_device_count"
 
@@ -70,13 +79,39 @@ def launch(
     address = f"127.0.0.1:{_free_port(port)}"
     told = _serialised(echo or _print)
     children: list[_Child] = []
+    with _coordinator(address, num_processes, timeout_s) as coordinated:
+        try:
+            for process_id in range(num_processes):
+                env = _environment(
+                    address, num_processes, process_id, devices_per_process, timeout_s
+                )
+                env.update(coordinated)
+                children.append(_start(arguments, env, process_id, told, pin))
+            return _wait(children, timeout_s)
+        finally:
+            _end(children)
+
+
+@contextlib.contextmanager
+def _coordinator(address: str, num_processes: int, timeout_s: float) -> Iterator[dict[str, str]]:
+    """Runs the coordinator meanwhile, and gives what the processes must be told of it."""
+    if num_processes == 1:
+        yield {}
+        return
+    times = heartbeat_s(timeout_s), max(1, round(timeout_s))
+    file = Path(__file__).with_name("coordinator.py")
+    process = subprocess.Popen(
+        [sys.executable, str(file), address, str(num_processes), *map(str, times)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # it repeats what the processes say themselves
+        start_new_session=True,
+    )
     try:
-        for process_id in range(num_processes):
-            env = _environment(address, num_processes, process_id, devices_per_process, timeout_s)
-            children.append(_start(arguments, env, process_id, told, pin))
-        return _wait(children, timeout_s)
+        yield {COORDINATED: "1"}
     finally:
-        _end(children)
+        process.kill()
+        process.wait()
 
 
 def _free_port(port: int | None) -> int:

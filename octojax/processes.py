@@ -24,7 +24,14 @@ import jax
 
 from octojax import compat
 from octojax.errors import ExecutionError, MeshError
-from octojax.launch_environment import COORDINATOR, NUM_PROCESSES, PROCESS_ID, TIMEOUT
+from octojax.launch_environment import (
+    COORDINATED,
+    COORDINATOR,
+    NUM_PROCESSES,
+    PROCESS_ID,
+    TIMEOUT,
+    heartbeat_s,
+)
 
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -49,6 +56,7 @@ def initialize(timeout: float | None = None, **cluster: Any) -> None:
     """
     if timeout is not None:
         os.environ[TIMEOUT] = str(timeout)
+    outside = COORDINATED in os.environ and "coordinator_address" not in cluster
     if COORDINATOR in os.environ:
         cluster = {
             "coordinator_address": os.environ[COORDINATOR],
@@ -62,13 +70,13 @@ def initialize(timeout: float | None = None, **cluster: Any) -> None:
     seconds = max(1, round(timeout_s()))
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
-        jax.distributed.initialize(
-            **cluster,
-            initialization_timeout=seconds,
-            heartbeat_timeout_seconds=2 * seconds
-            + 10,  # our own errors say more: let them come first
-            shutdown_timeout_seconds=seconds,
-        )
+        with compat.coordinator_elsewhere() if outside else contextlib.nullcontext():
+            jax.distributed.initialize(
+                **cluster,
+                initialization_timeout=seconds,
+                heartbeat_timeout_seconds=heartbeat_s(seconds),
+                shutdown_timeout_seconds=seconds,
+            )
     except (RuntimeError, ValueError) as error:
         if alone and isinstance(error, ValueError):
             return  # no launcher that it knows: a program of one process
@@ -181,7 +189,7 @@ def _short(text: str) -> str:
 FAILED = "octopipe/failed"
 _LOOK_S = 0.5  # how often a process looks whether another has failed
 _GRACE_S = 2.0  # what a process then has to raise an error of its own, which says more
-_FAREWELL_S = 6.0  # how long process 0 stays for the others: without it JAX aborts them
+_FAREWELL_S = 6.0  # how long a process 0 that holds the coordinator stays for the others
 
 _failed = False
 _ending = threading.Event()
@@ -236,12 +244,12 @@ def _leave(watcher: threading.Thread) -> None:
 
 
 def _depart(client: Any) -> NoReturn:
-    """Ends this process with code 1; process 0, whom the others need, as the last."""
+    """Ends this process with code 1; the one that holds the coordinator as the last."""
     sys.stdout.flush()
     sys.stderr.flush()
     with contextlib.suppress(Exception):
         client.key_value_set(f"octopipe/left/{jax.process_index()}", "")
-        if jax.process_index() == 0:
+        if jax.process_index() == 0 and COORDINATED not in os.environ:
             limit = time.monotonic() + _FAREWELL_S
             for process in range(1, jax.process_count()):
                 left = max(1, round(1000 * (limit - time.monotonic())))

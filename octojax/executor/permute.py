@@ -8,6 +8,7 @@ it is the value, on the target a buffer of zeros of the same shape. The program 
 the pair, so that afterwards the target holds the value. All leaves travel in one program.
 """
 
+import math
 import queue
 import threading
 import time
@@ -48,7 +49,7 @@ class PairPermute:
         timeout_s: float = 600.0,
     ) -> None:
         self.transfers = tuple(transfers)
-        self.outgoing = Mailboxes(transfers, timeout_s)
+        self.outgoing = Mailboxes(transfers, math.inf)  # a rank of this process: its waits end
         self.arrived = Mailboxes(transfers, timeout_s)
         self.local = frozenset(mesh.local_ranks)
         self.direct = {

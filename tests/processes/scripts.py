@@ -266,14 +266,14 @@ def differ() -> None:
     check("1f1b" if jax.process_index() == 0 else "gpipe", 3)
 
 
-def fail(how: str) -> None:
-    """The last process is killed, stopped, slowed, or raises in the middle of a step."""
+def fail(how: str, who: str = "last") -> None:
+    """A process is killed, stopped, slowed, or raises in the middle of a step."""
     params, loss, batch = model()
     step = octopipe.compile(
         params, loss, optax.sgd(0.1), batch, microbatches=3, progress=False, timeout_s=3.0
     )
     state, _ = step(step.init(), batch)
-    if jax.process_index() == jax.process_count() - 1:
+    if jax.process_index() == (jax.process_count() - 1 if who == "last" else 0):
         engine = step.loss.trainer.engine
         part = engine.parts[0]
         function, *rest = part.bound[3]

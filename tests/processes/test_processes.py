@@ -1,5 +1,6 @@
 """Real processes that talk through gloo on 127.0.0.1; see `scripts.py` for what they run."""
 
+import signal
 import socket
 import subprocess
 import sys
@@ -145,6 +146,19 @@ def test_a_lost_peer_is_an_error_in_time(how):
     assert "rank 1" in text
     if how == "raise":
         assert "broken on purpose" in said(lines, 1)
+
+
+@pytest.mark.parametrize("how", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
+def test_a_lost_first_process_is_an_error_in_time(how):
+    """The coordinator is not in it, without which JAX would abort the others."""
+    begin = time.monotonic()
+    exits, lines = run(2, "fail", how, "first", timeout_s=8.0)
+    assert time.monotonic() - begin < 60
+    assert [e.code for e in exits] == [-signal.SIGKILL if how == "kill" else None, 1], lines
+    text = said(lines, 1)
+    assert "ExecutionError: rank 1" in text or "a transfer failed: rank 1" in text
+    assert "SEND_F" in text
+    assert "rank 0" in text
 
 
 def test_a_peer_that_never_starts_is_an_error_in_time():
