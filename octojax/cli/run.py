@@ -36,7 +36,7 @@ def command(
     ] = False,
     profile: Annotated[
         str | None,
-        typer.Option(help="Profile to simulate with (JSON); default: measured in these processes."),
+        typer.Option(help="Profile to simulate with (JSON); default: the plan is rehearsed here."),
     ] = None,
     factor: Annotated[
         float, typer.Option(help="Name ranks so many times slower than their profile.", min=1)
@@ -127,7 +127,8 @@ def _text(answer: dict[str, Any], found: dict[str, Any]) -> str:
         render_text(panels).rstrip(),
         f"simulated against measured: makespan {compared['makespan_error']:+.1%}, "
         f"bubble {', '.join(f'{e:+.1%}' for e in compared['bubble_error'])} of the makespan, "
-        f"peak memory {', '.join(f'{e:+.1%}' for e in compared['peak_error'])}",
+        f"peak memory {', '.join(f'{e:+.1%}' for e in compared['peak_error'])} "
+        f"(simulated from {compared['simulated_from']})",
         f"recorded step {compared['recorded_step_s'] * 1e3:.4g} ms, "
         f"{compared['recording_cost']:+.1%} against an unrecorded one",
         *compared["stragglers"],

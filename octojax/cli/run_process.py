@@ -69,6 +69,7 @@ def main(text: str, folder: str) -> None:
         measured, simulated, recorded_s = recorded(step, state, batch, profile, wanted["steps"])
         answer["compared"] = {
             **compared(measured, simulated),
+            "simulated_from": wanted["profile"] or "a rehearsal",
             "recorded_step_s": recorded_s,
             "recording_cost": recorded_s / answer["step_s"] - 1,
             "stragglers": [str(s) for s in stragglers(measured, simulated, wanted["factor"])],

@@ -30,6 +30,8 @@ from octojax.profiling.measure import LayerTimer, measure
 from octojax.profiling.timing import median_times
 from octojax.trace import trace_loss
 
+WORK_S = 5e-3
+"""For so long a sender computes while its message is under way, longer than that takes."""
 SIZES_BYTES = (1 << 8, 1 << 12, 1 << 15, 1 << 17, 1 << 19, 1 << 21)
 
 
@@ -155,8 +157,7 @@ def measure_links(
     ]  # fmt: skip
     moves = PairPermute(transfers, values, mesh, timeout_s())
     here = next((r for r in (first, other) if r in mesh.local_ranks), None)
-    idle = partial(time.sleep, 0.0)
-    work = idle if here is None or not computing else _work(mesh.ranks[here].devices[0])
+    work = None if here is None or not computing else _work(mesh.ranks[here].devices[0])
     offset = clock_offset_s()
     told: list[tuple[int, int, float]] = []  # transfer, turn, -(when sent) or when it had come
     costs: list[float] = []
@@ -167,7 +168,7 @@ def measure_links(
             payload = [jax.device_put(np.zeros(shape, np.float32), where)]
             back = here != first
             exchange = partial(_to_and_fro, moves, number, payload, not back)
-            exchange(idle)
+            exchange(None)
             for turn in range(rounds):
                 sent, had = exchange(work)
                 told += [
@@ -177,7 +178,7 @@ def measure_links(
             if size == typical_bytes:
                 begin = time.process_time()
                 for _ in range(rounds):
-                    exchange(idle)
+                    exchange(None)
                 costs.append((time.process_time() - begin) / (2 * rounds))
     finally:
         moves.close()
@@ -201,11 +202,12 @@ def _to_and_fro(
     number: int,
     payload: Sequence[Any],
     leads: bool,
-    work: Callable[[], None],
+    work: Callable[[], None] | None,
 ) -> tuple[float, float]:
     """Exchanges a message each way; returns when this side sent its own and had the other.
 
-    Who has sent works, and replies to what it gets when the other has worked as long.
+    Who has sent works; who gets a message replies only when the other has surely done that, and
+    waits for the reply.
     """
     there, back = 2 * number, 2 * number + 1
     mine, theirs = (there, back) if leads else (back, there)
@@ -213,21 +215,24 @@ def _to_and_fro(
     def receive() -> float:
         jax.block_until_ready(moves.receive(theirs))
         now = time.monotonic()
-        work()
+        if work is not None:
+            work()
+            time.sleep(WORK_S)
         return now
 
     moves.begin((there, back))
     had = 0.0 if leads else receive()
     sent = time.monotonic()
     moves.send(mine, payload)
-    work()
+    if work is not None:
+        work()
     had = receive() if leads else had
     moves.drain()
     return sent, had
 
 
-def _work(device: Any, least_s: float = 5e-3) -> Callable[[], None]:
-    """Returns a function that keeps the device computing for about `least_s`."""
+def _work(device: Any) -> Callable[[], None]:
+    """Returns a function that keeps the device computing for about `WORK_S`."""
     matrix = jax.device_put(np.ones((512, 512), np.float32), device)
     product = jax.jit(lambda x: x @ x).lower(matrix).compile()
 
@@ -235,7 +240,7 @@ def _work(device: Any, least_s: float = 5e-3) -> Callable[[], None]:
         for _ in range(times):
             jax.block_until_ready(product(matrix))
 
-    return partial(work, max(1, round(least_s / median_times({0: work})[0])))
+    return partial(work, max(1, round(WORK_S / median_times({0: work})[0])))
 
 
 def _mean(theirs: Sequence[Sequence[LayerCost]]) -> tuple[LayerCost, ...]:

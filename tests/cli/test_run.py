@@ -42,6 +42,7 @@ def test_a_recorded_run_draws_measured_above_simulated(target, tmp_path):
     assert found.exit_code == 0, found.output
     assert found.output.index("measured: ") < found.output.index("simulated: ")
     assert "simulated against measured: makespan" in found.output
+    assert "(simulated from a rehearsal)" in found.output
     timeline = load_timeline(tmp_path / "t.json")
     assert len(timeline.actions) == 2 * 2 * 3
     assert len(timeline.transfers) == 2 * 3
