@@ -5,10 +5,10 @@ python experiments/fidelity_real.py
 Each process times the layers of the hybrid model (`hybrid.py`) while the other does, and the
 link is measured between them. On that profile plans are chosen: 1F1B, interleaved, zb-h1 and the
 tuned one. Then all of them train in turns, recorded and unrecorded, and in every round the layers
-are timed once more and each plan is rehearsed (`step.profile`), so that a busy machine slows all
-alike. The simulator predicts each step twice: from the medians of the layers' times, as the tuner
-does, and from those of the plan's own stages. Layers take turns with each other, one run at a
-time: repeated alone they would find their values in the caches, as they do not in a step.
+are timed once more and each plan is rehearsed (`step.rehearse`), so that a busy machine slows all
+alike. The simulator predicts each recorded step twice: from the layers' times of that round, as the
+tuner does, and from the plan's rehearsal just before. Layers take turns with each other, one run at
+a time: repeated alone they would find their values in the caches, as they do not in a step.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """The coordinator of `octopipe launch`, in a process of its own.
 
-python coordinator.py ADDRESS NUM_PROCESSES HEARTBEAT_S SHUTDOWN_S
+python -P coordinator.py ADDRESS NUM_PROCESSES HEARTBEAT_S SHUTDOWN_S PARENT
 
 Left to itself `jax.distributed` runs it inside process 0, and aborts all others if that one is
-killed. This file is run by its path: it needs no more of JAX than the library. It ends with the
-process that started it.
+killed. This file is run by its path: it needs no more of JAX than the library. It ends with
+PARENT, the process that started it.
 """
 
 import os
@@ -12,8 +12,7 @@ import sys
 import time
 
 
-def main(address: str, num_processes: str, heartbeat_s: str, shutdown_s: str) -> None:
-    parent = os.getppid()
+def main(address: str, num_processes: str, heartbeat_s: str, shutdown_s: str, parent: str) -> None:
     from jaxlib import _jax  # pyright: ignore[reportAttributeAccessIssue]  # no public name
 
     service = _jax.get_distributed_runtime_service(
@@ -22,7 +21,7 @@ def main(address: str, num_processes: str, heartbeat_s: str, shutdown_s: str) ->
         heartbeat_timeout=int(heartbeat_s),
         shutdown_timeout=int(shutdown_s),
     )
-    while os.getppid() == parent:
+    while os.getppid() == int(parent):
         time.sleep(0.2)
     service.shutdown()
 

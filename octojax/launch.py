@@ -5,22 +5,23 @@ that `jax.distributed.initialize` knows (Slurm, Open MPI, GKE, ...) the same scr
 without this module.
 """
 
-import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from octojax.errors import ExecutionError
 from octojax.launch_environment import (
-    COORDINATED,
     COORDINATOR,
+    HEARTBEAT,
     NUM_PROCESSES,
     PROCESS_ID,
     TIMEOUT,
@@ -72,46 +73,66 @@ def launch(
     bound to core i modulo the number of cores. `echo(process_id, line)` takes the output in
     place of standard output; calls come one at a time.
 
-    Raises `ValueError` for fewer than one process and for a port that is in use.
+    Raises `ValueError` for fewer than one process and for a port that is in use,
+    `ExecutionError` if the processes' coordinator fails.
     """
     if num_processes < 1:
         raise ValueError(f"launch needs at least 1 process, asked for {num_processes}")
     address = f"127.0.0.1:{_free_port(port)}"
     told = _serialised(echo or _print)
     children: list[_Child] = []
-    with _coordinator(address, num_processes, timeout_s) as coordinated:
+    with _Coordinator(address, num_processes, timeout_s) as coordinator:
         try:
             for process_id in range(num_processes):
                 env = _environment(
                     address, num_processes, process_id, devices_per_process, timeout_s
                 )
-                env.update(coordinated)
+                env.update(coordinator.told)
                 children.append(_start(arguments, env, process_id, told, pin))
-            return _wait(children, timeout_s)
+            return _wait(children, timeout_s, coordinator)
         finally:
             _end(children)
 
 
-@contextlib.contextmanager
-def _coordinator(address: str, num_processes: int, timeout_s: float) -> Iterator[dict[str, str]]:
-    """Runs the coordinator meanwhile, and gives what the processes must be told of it."""
-    if num_processes == 1:
-        yield {}
-        return
-    times = heartbeat_s(timeout_s), max(1, round(timeout_s))
-    file = Path(__file__).with_name("coordinator.py")
-    process = subprocess.Popen(
-        [sys.executable, str(file), address, str(num_processes), *map(str, times)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,  # it repeats what the processes say themselves
-        start_new_session=True,
-    )
-    try:
-        yield {COORDINATED: "1"}
-    finally:
-        process.kill()
-        process.wait()
+class _Coordinator:
+    """Runs the coordinator of several processes meanwhile."""
+
+    def __init__(self, address: str, num_processes: int, timeout_s: float) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.told: dict[str, str] = {}  # what the processes must know of it
+        self.said = tempfile.TemporaryFile()  # noqa: SIM115  (closed on exit)
+        if num_processes == 1:
+            return
+        self.told[HEARTBEAT] = str(heartbeat_s(timeout_s))
+        file = Path(__file__).with_name("coordinator.py")
+        wanted = address, num_processes, heartbeat_s(timeout_s), round(timeout_s) or 1, os.getpid()
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(file), *map(str, wanted)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self.said,  # shown only if it fails: else it repeats what the processes say
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> "_Coordinator":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        self.said.close()
+
+    def check(self) -> None:
+        """Raises `ExecutionError` if it has ended by itself."""
+        if self.process is None or self.process.poll() is None:
+            return
+        self.said.seek(0)
+        lines = self.said.read().decode(errors="replace").strip().splitlines()
+        raise ExecutionError(
+            f"the coordinator of the processes ended with code {self.process.returncode}, "
+            f"without which they cannot go on: {' '.join(lines[-3:]) or 'it said nothing'}"
+        )
 
 
 def _free_port(port: int | None) -> int:
@@ -184,9 +205,10 @@ def _print(process_id: int, line: str) -> None:
     print(f"[{process_id}] {line}", flush=True)
 
 
-def _wait(children: list[_Child], timeout_s: float) -> tuple[Exit, ...]:
+def _wait(children: list[_Child], timeout_s: float, coordinator: _Coordinator) -> tuple[Exit, ...]:
     deadline: float | None = None
     while any(child.popen.poll() is None for child in children):
+        coordinator.check()
         failed = any(child.popen.poll() not in (None, 0) for child in children)
         if failed and deadline is None:
             deadline = time.monotonic() + timeout_s

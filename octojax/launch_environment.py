@@ -4,8 +4,9 @@ COORDINATOR = "OCTOPIPE_COORDINATOR"
 NUM_PROCESSES = "OCTOPIPE_NUM_PROCESSES"
 PROCESS_ID = "OCTOPIPE_PROCESS_ID"
 TIMEOUT = "OCTOPIPE_TIMEOUT_S"
-COORDINATED = "OCTOPIPE_COORDINATED"
-"""Set where the launcher runs the coordinator, so that process 0 does not."""
+HEARTBEAT = "OCTOPIPE_HEARTBEAT_S"
+"""Set where the launcher runs the coordinator, so that process 0 does not: the seconds after which
+it gives up a silent process. All must know the same."""
 
 
 def heartbeat_s(timeout_s: float) -> int:

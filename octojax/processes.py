@@ -25,8 +25,8 @@ import jax
 from octojax import compat
 from octojax.errors import ExecutionError, MeshError
 from octojax.launch_environment import (
-    COORDINATED,
     COORDINATOR,
+    HEARTBEAT,
     NUM_PROCESSES,
     PROCESS_ID,
     TIMEOUT,
@@ -56,7 +56,8 @@ def initialize(timeout: float | None = None, **cluster: Any) -> None:
     """
     if timeout is not None:
         os.environ[TIMEOUT] = str(timeout)
-    outside = COORDINATED in os.environ and "coordinator_address" not in cluster
+    global _outside
+    _outside = HEARTBEAT in os.environ and "coordinator_address" not in cluster
     if COORDINATOR in os.environ:
         cluster = {
             "coordinator_address": os.environ[COORDINATOR],
@@ -70,11 +71,13 @@ def initialize(timeout: float | None = None, **cluster: Any) -> None:
     seconds = max(1, round(timeout_s()))
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
-        with compat.coordinator_elsewhere() if outside else contextlib.nullcontext():
+        with compat.coordinator_elsewhere() if _outside else contextlib.nullcontext():
             jax.distributed.initialize(
                 **cluster,
                 initialization_timeout=seconds,
-                heartbeat_timeout_seconds=heartbeat_s(seconds),
+                heartbeat_timeout_seconds=int(os.environ[HEARTBEAT])
+                if _outside
+                else heartbeat_s(seconds),
                 shutdown_timeout_seconds=seconds,
             )
     except (RuntimeError, ValueError) as error:
@@ -192,6 +195,7 @@ _GRACE_S = 2.0  # what a process then has to raise an error of its own, which sa
 _FAREWELL_S = 6.0  # how long a process 0 that holds the coordinator stays for the others
 
 _failed = False
+_outside = False  # the launcher runs the coordinator, and not process 0
 _ending = threading.Event()
 
 
@@ -249,7 +253,7 @@ def _depart(client: Any) -> NoReturn:
     sys.stderr.flush()
     with contextlib.suppress(Exception):
         client.key_value_set(f"octopipe/left/{jax.process_index()}", "")
-        if jax.process_index() == 0 and COORDINATED not in os.environ:
+        if jax.process_index() == 0 and not _outside:
             limit = time.monotonic() + _FAREWELL_S
             for process in range(1, jax.process_count()):
                 left = max(1, round(1000 * (limit - time.monotonic())))

@@ -112,7 +112,8 @@ def _machine(loss: PipelinedLoss) -> Machine:
     sizes = sorted(layer.output_bytes for layer in loss.layers.layers if layer.output_bytes)
     if several():
         return measure_links(loss.mesh, typical_bytes=sizes[len(sizes) // 2] if sizes else 1 << 12)
-    return measure_machine([rank.devices[0] for rank in loss.mesh.ranks])
+    name = "ppermute" if loss.options.transport == "ppermute" else "device_put"
+    return measure_machine([rank.devices[0] for rank in loss.mesh.ranks], name)
 
 
 def by_kind(stage: Stage, found: Mapping[Kind, float], recomputes: bool) -> dict[str, float]:
@@ -128,10 +129,11 @@ def by_kind(stage: Stage, found: Mapping[Kind, float], recomputes: bool) -> dict
         None if (seconds := found.get(kind)) is None else max(0.0, seconds - again)
         for kind in (Kind.BACKWARD, Kind.INPUT_GRAD)
     )
-    if grad is None:
+    if grad is None and whole is not None:
         parts = _operations(stage.input_grad), _operations(stage.weight_grad)
-        grad = (whole or 0.0) * parts[0] / max(1.0, sum(parts))
-        weight = (whole or 0.0) - grad
+        grad = whole * parts[0] / max(1.0, sum(parts))
+        weight = whole - grad
+    grad = grad or 0.0  # none: an I that has nothing to compute
     return {"F": forward, "B": grad + weight if whole is None else whole, "I": grad, "W": weight}
 
 

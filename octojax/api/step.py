@@ -130,7 +130,8 @@ class TrainStep:
         Every rank runs its own compiled programs in the plan's order, with stand-ins for what
         it would receive, so that none waits for another: all of a step but what the simulator
         is to predict. `rounds` steps are timed after one that warms up. Links are measured,
-        unless a `machine` has them. All processes call this alike. Raises `ValueError` for
+        unless a `machine` has them. Ranks that share cores take them from each other, more than
+        in a step, where some of them wait. All processes call this alike. Raises `ValueError` for
         `rounds` below 1, and for a batch or state as a step does.
         """
         _expect_state(state)

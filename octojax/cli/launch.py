@@ -19,7 +19,8 @@ def command(
         int, typer.Option(help="CPU devices in each process (ranks it can hold).", min=1)
     ] = 1,
     port: Annotated[
-        int | None, typer.Option(help="Port of process 0; default: a free one.", min=1, max=65535)
+        int | None,
+        typer.Option(help="Port of the coordinator; default: a free one.", min=1, max=65535),
     ] = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds the others have to end once one has failed.", min=0)

@@ -39,7 +39,7 @@ def command(
         typer.Option(help="Profile to simulate with (JSON); default: the plan is rehearsed here."),
     ] = None,
     factor: Annotated[
-        float, typer.Option(help="Name ranks so many times slower than their profile.", min=1)
+        float, typer.Option(help="Name ranks so many times slower than expected.", min=1)
     ] = 1.2,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for a peer.")] = 60.0,
     pin: Annotated[bool, typer.Option(help="Bind each process to one core.")] = False,

@@ -362,16 +362,18 @@ class Engine:
     def refresh(self, params: Sequence[jax.Array | None]) -> list[Sequence[jax.Array]]:
         """Returns, per `P` transfer, the copies of shared parameters at their other holders."""
         self.transport.begin(self.step.order_of("P"))
-        copies = []
-        for k, transfer in enumerate(self.step.transfers):
-            if transfer.kind != "P":
-                continue
-            if transfer.source in self.mesh.local_ranks:
-                self.transport.send(k, [params[v.index] for v in transfer.values])  # type: ignore[misc]
-            if transfer.target in self.mesh.local_ranks:
-                copies.append(self.transport.receive(k))
-            else:
-                copies.append(())
+        copies: list[Sequence[jax.Array]] = []
+        try:
+            for k, transfer in enumerate(self.step.transfers):
+                if transfer.kind != "P":
+                    continue
+                if transfer.source in self.mesh.local_ranks:
+                    self.transport.send(k, [params[v.index] for v in transfer.values])  # type: ignore[misc]
+                arrives = transfer.target in self.mesh.local_ranks
+                copies.append(self.transport.receive(k) if arrives else ())
+        except BaseException as error:
+            self.transport.abort(error)  # or what was to follow would wait for ever
+            raise
         return copies
 
     def close(self) -> None:

@@ -93,9 +93,14 @@ class PairPermute:
     def drain(self) -> None:
         """Returns when every transfer of `begin` has been issued; raises if one has failed.
 
-        What follows on the whole mesh must not overtake them: a CPU client runs programs that
-        talk to other processes in the order of their launch.
+        What follows on the whole mesh must not overtake them: a CPU client runs programs of
+        several of its devices in the order of their launch.
         """
+        self._wait_for_lanes()
+        if self.arrived.error is not None:
+            raise self.arrived.error
+
+    def _wait_for_lanes(self) -> None:
         if not self.busy.wait_for_none(self.arrived.timeout_s):
             mine = ", ".join(map(str, sorted(self.local)))
             raise ExecutionError(
@@ -103,11 +108,9 @@ class PairPermute:
                 f"process has stopped, or is slower than that. Raise timeout_s if a step may "
                 f"take so long"
             )
-        if self.arrived.error is not None:
-            raise self.arrived.error
 
     def begin(self, order: Sequence[int]) -> None:
-        self.busy.wait_for_none(self.arrived.timeout_s)
+        self._wait_for_lanes()
         self.outgoing.clear()
         self.arrived.clear()
         self.copies.begin(order)
@@ -135,6 +138,7 @@ class PairPermute:
         self.arrived.abort(error)
 
     def close(self) -> None:
+        self.outgoing.abort(Stopped())  # a lane may still wait for a value
         for orders in self.orders.values():
             orders.put(None)
 

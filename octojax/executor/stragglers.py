@@ -1,4 +1,4 @@
-"""Ranks that compute more slowly than their profile says."""
+"""Ranks that compute more slowly than expected, by a profile or a rehearsal."""
 
 import statistics
 from collections import defaultdict
@@ -20,7 +20,7 @@ class Straggler:
 
     def __str__(self) -> str:
         return (
-            f"rank {self.rank} computes {self.factor:.2f} times as long as its profile says; "
+            f"rank {self.rank} computes {self.factor:.2f} times as long as expected; "
             f"worst is {self.worst}: {self.worst_s * 1e3:.4g} ms instead of "
             f"{self.expected_s * 1e3:.4g} ms"
         )

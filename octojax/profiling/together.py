@@ -134,10 +134,10 @@ def measure_links(
     """Returns the machine as transfers between two processes see it; all processes call this.
 
     Latency and bandwidth are fitted to the times of messages between a rank of process 0 and one
-    of another, from handing a value over to holding it, the mean of both directions. The sender
-    computes meanwhile, as in a step, which delays messages where they share its processor; not
-    so with `computing=False`. `host_cost_s` is the processor time of one process for one message
-    of `typical_bytes`.
+    of another, from handing a value over to holding it, the mean of both directions. On CPU the
+    sender computes meanwhile, as in a step, which delays messages since they share its
+    processor; not so with `computing=False`. `host_cost_s` is the processor time of one process
+    for one message of `typical_bytes`.
     """
     homes = [rank.devices[0].process_index for rank in mesh.ranks]
     first = homes.index(0)
@@ -157,7 +157,8 @@ def measure_links(
     ]  # fmt: skip
     moves = PairPermute(transfers, values, mesh, timeout_s())
     here = next((r for r in (first, other) if r in mesh.local_ranks), None)
-    work = None if here is None or not computing else _work(mesh.ranks[here].devices[0])
+    computing = computing and jax.default_backend() == "cpu" and here is not None
+    work = _work(mesh.ranks[here or 0].devices[0]) if computing else None
     offset = clock_offset_s()
     told: list[tuple[int, int, float]] = []  # transfer, turn, -(when sent) or when it had come
     costs: list[float] = []

@@ -185,7 +185,9 @@ def recorded() -> None:
     assert len(set(everyone(str(rounds)))) == 1
     timed = {(rank, a) for rank, _, a in step.plan.schedule.actions()}
     assert [set(times) for times in rehearsal.rounds] == [timed, timed]
-    assert rehearsal.profile.machine.latency_s > 0
+    machine = rehearsal.profile.machine
+    assert machine.host_cost_s > 0
+    assert 0 < machine.latency_s + 1e6 / machine.bandwidth_bytes_per_s < 1
     print("all equal")
 
 

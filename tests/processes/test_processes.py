@@ -9,13 +9,22 @@ from pathlib import Path
 
 import pytest
 
+from octojax.errors import ExecutionError
 from octojax.ir import LayerCost, Partition, Plan, Profile
 from octojax.ir.lowering import transfers_of
 from octojax.launch import Exit, launch
+from octojax.processes import initialize
 from octojax.report import load_timeline
 from octojax.schedules import generate
 
 SCRIPT = str(Path(__file__).parent / "scripts.py")
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def run(processes: int, *arguments: str, devices: int = 1, timeout_s: float = 30.0):
@@ -159,6 +168,68 @@ def test_a_lost_first_process_is_an_error_in_time(how):
     assert "ExecutionError: rank 1" in text or "a transfer failed: rank 1" in text
     assert "SEND_F" in text
     assert "rank 0" in text
+
+
+def test_without_our_launcher_the_first_process_is_the_last_to_end():
+    """It holds the coordinator there: the others must hear of its error before they miss it."""
+    address = f"127.0.0.1:{free_port()}"
+    script = (
+        "import sys, time, jax; from octojax.processes import initialize\n"
+        f"initialize(8, coordinator_address={address!r}, num_processes=2, "
+        "process_id=int(sys.argv[1]))\n"
+        "assert jax.process_count() == 2\n"
+        "if sys.argv[1] == '0': raise ValueError('broken on purpose')\n"
+        "time.sleep(30)"
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(i)], cwd=ROOT, stderr=subprocess.PIPE, text=True
+        )
+        for i in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=60)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [1, 1], said
+    assert "process 1 ends: process 0 failed: ValueError: broken on purpose" in said[1]
+
+
+def test_a_coordinator_that_fails_is_an_error_at_once(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setattr("octojax.launch._free_port", lambda _: taken.getsockname()[1])
+        begin = time.monotonic()
+        with pytest.raises(ExecutionError, match="the coordinator of the processes ended with"):
+            launch(["-c", "import time; time.sleep(40)"], 2)
+        assert time.monotonic() - begin < 30
+
+
+def test_the_coordinator_ends_with_its_parent():
+    file = ROOT / "octojax" / "coordinator.py"
+    arguments = [f"127.0.0.1:{free_port()}", 2, 20, 5, 1]  # process 1 is not its parent
+    subprocess.run([sys.executable, "-P", file, *map(str, arguments)], timeout=30, check=True)
+
+
+def test_all_know_how_long_the_coordinator_waits_for_a_silent_process(monkeypatch):
+    told = {}
+    monkeypatch.setattr("jax.distributed.initialize", lambda **facts: told.update(facts))
+    monkeypatch.setattr("octojax.processes._end_with_the_first_error", lambda: None)
+    monkeypatch.setattr("octojax.processes._outside", False)
+    for name, value in {
+        "OCTOPIPE_COORDINATOR": "127.0.0.1:1",
+        "OCTOPIPE_NUM_PROCESSES": "2",
+        "OCTOPIPE_PROCESS_ID": "1",
+        "OCTOPIPE_TIMEOUT_S": "60",
+        "OCTOPIPE_HEARTBEAT_S": "130",
+    }.items():
+        monkeypatch.setenv(name, value)
+    initialize(timeout=500)
+    assert (told["initialization_timeout"], told["heartbeat_timeout_seconds"]) == (500, 130)
+    initialize(timeout=500, coordinator_address="127.0.0.1:2")
+    assert told["heartbeat_timeout_seconds"] == 1010
 
 
 def test_a_peer_that_never_starts_is_an_error_in_time():
