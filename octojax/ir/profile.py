@@ -183,6 +183,16 @@ class Profile:
                 raise ProfileError(
                     f"profile {self.name!r}: {what} = {value!r}, expected a whole number >= 1"
                 )
+        sizes = dict(self.extra).get("stages_of")
+        if sizes is not None and not (
+            isinstance(sizes, list | tuple)
+            and len(sizes) == len(self.layers)
+            and all(_is_whole(size) and size >= 1 for size in sizes)
+        ):
+            raise ProfileError(
+                f"profile {self.name!r}: stages_of = {_short(sizes)}, expected the number of "
+                f"layers of each of its {len(self.layers)} stages, whole numbers >= 1"
+            )
 
     @property
     def num_layers(self) -> int:

@@ -100,12 +100,17 @@ def test_bad_rounds_and_states_are_refused():
         step.rehearse(state, batch)
 
 
+@pytest.fixture(scope="module")
+def stage():
+    """The first of two stages, with all its programs."""
+    return trained("1f1b")[0].loss.stages[0][0]
+
+
 SECONDS = st.floats(1e-6, 10.0)
 
 
 @given(forward=SECONDS, rest=SECONDS, weight=SECONDS, split=st.booleans(), again=st.booleans())
-def test_a_stage_costs_what_its_actions_took(forward, rest, weight, split, again):
-    stage = trained_stage()
+def test_a_stage_costs_what_its_actions_took(stage, forward, rest, weight, split, again):
     seconds = {Kind.FORWARD: forward, Kind.BACKWARD: rest}
     if split:
         seconds = {Kind.FORWARD: forward, Kind.INPUT_GRAD: rest, Kind.WEIGHT_GRAD: weight}
@@ -124,22 +129,13 @@ def test_a_stage_costs_what_its_actions_took(forward, rest, weight, split, again
         assert own["W"] > 0
 
 
-def test_a_weight_gradient_without_an_input_gradient_is_kept():
+def test_a_weight_gradient_without_an_input_gradient_is_kept(stage):
     """The I of a first stage may have nothing to compute; then no program of it is timed."""
-    own = by_kind(trained_stage(), {Kind.FORWARD: 2.0, Kind.WEIGHT_GRAD: 3.0}, False)
+    own = by_kind(stage, {Kind.FORWARD: 2.0, Kind.WEIGHT_GRAD: 3.0}, False)
     assert own == {"F": 2.0, "B": 3.0, "I": 0.0, "W": 3.0}
 
 
-def test_an_explicit_recompute_is_in_the_sum():
+def test_an_explicit_recompute_is_in_the_sum(stage):
     seconds = {Kind.FORWARD: 2.0, Kind.RECOMPUTE: 1.5, Kind.BACKWARD: 4.0}
-    own = by_kind(trained_stage(), seconds, True)
+    own = by_kind(stage, seconds, True)
     assert own["F"] + own["B"] == 1.5 + 4.0  # the simulator's R and B
-
-
-_STAGES = []
-
-
-def trained_stage():
-    if not _STAGES:
-        _STAGES.append(trained("1f1b")[0].loss.stages[0][0])
-    return _STAGES[0]
