@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -61,6 +62,38 @@ def compiled(
         **case.options,
         **options,
     )
+
+
+def chain(
+    schedule: Any, weights: tuple[str, ...], microbatches: int, width: int = 16, **options: Any
+) -> tuple[octopipe.TrainStep, jax.Array]:
+    """Returns the step of `tanh(h @ w)` for each named weight in turn, on two ranks, and a batch.
+
+    A name that comes twice is one weight that two stages may hold.
+    """
+    names = dict.fromkeys(weights)
+    keys = jax.random.split(jax.random.key(0), len(names))
+    params = {n: jax.random.normal(k, (width, width)) / 4 for n, k in zip(names, keys, strict=True)}
+
+    def loss(params: Any, batch: jax.Array) -> jax.Array:
+        h = batch
+        for name in weights:
+            h = jnp.tanh(h @ params[name])
+        return jnp.mean(h**2)
+
+    batch = jax.random.normal(jax.random.key(1), (8, width))
+    step = octopipe.compile(
+        params,
+        loss,
+        optax.adam(1e-2),
+        batch,
+        mesh=pipe(2),
+        schedule=schedule,
+        microbatches=microbatches,
+        progress=False,
+        **options,
+    )
+    return step, batch
 
 
 def gradients(

@@ -18,7 +18,7 @@ from octojax.jaxprs.count import operations
 from octojax.processes import barrier, everyone, several
 from octojax.profiling.layers import layer_costs, names_of, stages_of
 from octojax.profiling.measure import measure_machine
-from octojax.profiling.together import measure_links
+from octojax.profiling.together import measure_links, typical_bytes
 from octojax.simulate import simulate
 from octojax.stages.program import Program, Stage
 
@@ -109,9 +109,8 @@ def rehearse(
 
 
 def _machine(loss: PipelinedLoss) -> Machine:
-    sizes = sorted(layer.output_bytes for layer in loss.layers.layers if layer.output_bytes)
     if several():
-        return measure_links(loss.mesh, typical_bytes=sizes[len(sizes) // 2] if sizes else 1 << 12)
+        return measure_links(loss.mesh, typical_bytes=typical_bytes(loss.layers))
     name = "ppermute" if loss.options.transport == "ppermute" else "device_put"
     return measure_machine([rank.devices[0] for rank in loss.mesh.ranks], name)
 

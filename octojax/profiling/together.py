@@ -20,7 +20,7 @@ from octojax.executor.instructions import Transfer
 from octojax.executor.permute import PairPermute
 from octojax.executor.values import Place, Value
 from octojax.frontends import PureLoss
-from octojax.ir import LayerCost, Machine, Profile
+from octojax.ir import LayerCost, LayerGraph, Machine, Profile
 from octojax.layers import find_layers
 from octojax.mesh import PipelineMesh
 from octojax.processes import barrier, clock_offset_s, everyone, several, timeout_s
@@ -81,13 +81,9 @@ class Together:
             trace_loss(loss.fn, loss.params, shapes_of(batch), loss.state),
             max(min_layers, mesh.num_ranks),
         )
-        sizes = sorted({x.output_bytes for x in layered.graph.layers if x.output_bytes})
         device = mesh.ranks[mesh.local_ranks[0]].devices[0]
         self.timer = LayerTimer(layered, loss, batch, device, optimizer)
-        self.machine = measure_links(
-            mesh,
-            typical_bytes=sizes[len(sizes) // 2] if sizes else 1 << 12,
-        )
+        self.machine = measure_links(mesh, typical_bytes=typical_bytes(layered.graph))
 
     def profile(
         self,
@@ -121,6 +117,13 @@ class Together:
             ("names", self.timer.names),
         )
         return Profile(name, layers, machine, self.mesh.num_ranks, microbatches, extra)
+
+
+def typical_bytes(graph: LayerGraph) -> int:
+    """Returns the size of the message for which a model's links are asked their host cost: the
+    median of the sizes that its layers send."""
+    sizes = sorted({layer.output_bytes for layer in graph.layers if layer.output_bytes})
+    return sizes[len(sizes) // 2] if sizes else 1 << 12
 
 
 def measure_links(

@@ -4,43 +4,20 @@ import itertools
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-import octojax as octopipe
 from octojax.executor.stragglers import stragglers
 from octojax.ir.lowering import transfers_of
 from octojax.schedules import generate
 from octojax.simulate import StageCosts, simulate
+from tests.pipelines import chain
 
-RANKS, MICROBATCHES, WIDTH = 2, 4, 16
+MICROBATCHES, WIDTH = 4, 16
 
 
 def trained(schedule: str):
-    keys = jax.random.split(jax.random.key(0), 4)
-    params = {f"w{i}": jax.random.normal(k, (WIDTH, WIDTH)) / 4 for i, k in enumerate(keys)}
-
-    def loss(params, batch):
-        h = batch
-        for i in range(4):
-            h = jnp.tanh(h @ params[f"w{i}"])
-        return jnp.mean(h**2)
-
-    batch = jax.random.normal(jax.random.key(1), (8, WIDTH))
-    mesh = jax.make_mesh((RANKS,), ("pipe",), devices=jax.devices()[:RANKS])
-    step = octopipe.compile(
-        params,
-        loss,
-        optax.adam(1e-2),
-        batch,
-        mesh=mesh,
-        schedule=schedule,
-        microbatches=MICROBATCHES,
-        progress=False,
-    )
-    return step, batch
+    return chain(schedule, ("w0", "w1", "w2", "w3"), MICROBATCHES, WIDTH)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])

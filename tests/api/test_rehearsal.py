@@ -3,47 +3,23 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import octojax as octopipe
 from octojax.api.rehearsal import by_kind
 from octojax.errors import PlanError
 from octojax.ir import Kind, Machine, Partition
 from octojax.simulate import simulate
+from tests.pipelines import chain
 
-WIDTH, MICROBATCHES = 16, 4
+MICROBATCHES = 4
 
 
 def trained(schedule: str, last: str = "w0", **options):
-    keys = jax.random.split(jax.random.key(0), 5)
-    params = {f"w{i}": jax.random.normal(k, (WIDTH, WIDTH)) / 4 for i, k in enumerate(keys)}
-    params = {name: w for name, w in params.items() if name in ("w1", "w2", "w3", "w0", last)}
-
-    def loss(params, batch):
-        h = batch
-        for name in ("w0", "w1", "w2", "w3", last):  # with w0 tied: gradient sums travel too
-            h = jnp.tanh(h @ params[name])
-        return jnp.mean(h**2)
-
-    batch = jax.random.normal(jax.random.key(1), (8, WIDTH))
-    mesh = jax.make_mesh((2,), ("pipe",), devices=jax.devices()[:2])
-    step = octopipe.compile(
-        params,
-        loss,
-        optax.adam(1e-2),
-        batch,
-        mesh=mesh,
-        schedule=schedule,
-        microbatches=MICROBATCHES,
-        progress=False,
-        **options,
-    )
-    return step, batch
+    """With w0 tied, gradient sums travel too."""
+    return chain(schedule, ("w0", "w1", "w2", "w3", last), MICROBATCHES, **options)
 
 
 @pytest.mark.parametrize(
