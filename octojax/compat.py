@@ -8,6 +8,9 @@ Supported: JAX 0.10.2 to 0.12. Differences met, old | new:
 """
 
 import contextlib
+import functools
+import gc
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -182,3 +185,92 @@ def key_impl(aval: Aval) -> str:
     `jax.random.key_impl` takes arrays only, in both versions.
     """
     return aval.dtype._impl.name
+
+
+def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What the calling thread has set for itself, as a maker of contexts for other threads.
+
+        settings = thread_settings()        under `jax.enable_x64(True)`, say
+        with settings(): ...                in another thread: the same holds there
+
+    Covers every context manager of `jax.config`, `jax.make_user_context`, meshes and JAX's
+    internal ones: JAX keeps each in a `Config` object whose local value belongs to one thread,
+    and offers no way to hand them on. The global values hold in every thread anyway.
+    """
+    from jax._src import config
+
+    unset = config.config_ext.unset
+    local = [(c, value) for c in _configs() if (value := c.get_local()) is not unset]
+
+    @contextlib.contextmanager
+    def settings() -> Iterator[None]:
+        before = [(c, c.swap_local(value)) for c, value in local]
+        for c, value in local:
+            _tell(c, value)
+        try:
+            yield
+        finally:
+            for c, value in before:
+                c.set_local(value)
+                _tell(c, None if value is unset else value)
+
+    return settings if local else contextlib.nullcontext
+
+
+def _tell(config: Any, value: Any) -> None:
+    """Runs what JAX does beside storing a local value, where it does."""
+    hook = getattr(config, "_update_thread_local_hook", None)
+    if hook is not None:
+        hook(value)
+
+
+def _configs() -> Sequence[Any]:
+    """Every object that keeps a setting by thread; `jax.make_user_context` may add to them."""
+    from jax._src import config
+
+    names = config.trace_context_names() if hasattr(config, "trace_context_names") else ()
+    return _configs_at(len(config.config._value_holders), len(names))
+
+
+@functools.lru_cache(maxsize=1)
+def _configs_at(num_named: int, num_in_trace: int) -> Sequence[Any]:
+    """`_configs` when JAX knows so many of them."""
+    from jax._src import config
+
+    kind = config.config_ext.Config
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith("jax._src.")]
+    values = [value for module in modules for value in vars(module).values()]
+    values += [x._obj for x in gc.get_objects() if isinstance(x, config.UserConfig)]
+    values += config.config._value_holders.values()
+    unique = {id(x): x for x in values if isinstance(x, kind)}
+    return tuple(x for x in unique.values() if getattr(x, "name", None) != "post_hook")
+
+
+def in_callback() -> bool:
+    """Whether the caller runs inside a Python callback of a compiled program.
+
+    XLA gives no sign of it but the frames of the modules that serve callbacks.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") in ("jax._src.callback", "jax._src.debugging"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def is_nan_report(error: BaseException) -> bool:
+    """Whether JAX raised this because of `jax_debug_nans` or `jax_debug_infs`.
+
+    Compiled programs that are called themselves raise JAX's internal type, in both versions.
+    """
+    return isinstance(error, FloatingPointError) or (
+        type(error).__name__ == "InternalFloatingPointError"
+    )
+
+
+def source_line(eqn: JaxprEqn) -> str:
+    """`file:line (function)` of the user's code that an equation comes from; "" if unknown."""
+    from jax._src import source_info_util
+
+    return source_info_util.summarize(eqn.source_info)
