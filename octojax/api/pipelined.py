@@ -22,6 +22,7 @@ from octojax.api.planning import (
     ranks_wanted,
     refuse_with_auto,
 )
+from octojax.api.structure import leaves_like
 from octojax.api.tuning import tuned_plan
 from octojax.costs import Device, estimate
 from octojax.errors import PlanError
@@ -45,7 +46,7 @@ from octojax.simulate.durations import durations
 from octojax.stages.differentiate import differentiate
 from octojax.stages.fingerprint import fingerprint
 from octojax.stages.program import Ref, Role, Stage
-from octojax.trace import path_name, trace_loss
+from octojax.trace import Leaves, path_name, trace_loss
 
 TYPICAL = Device(flops_per_s=1e12, bandwidth_bytes_per_s=3e10)
 """Only for the order of transfers, where no profile is given: what counts is how stages compare."""
@@ -266,8 +267,16 @@ class PipelinedLoss:
         return tuple(max(0, owner) for owner in self.lowered.step.owners)
 
     def flat_params(self, params: Any, state: Any) -> list[Any]:
-        """Returns the value of every unit: a leaf, or its slice."""
-        leaves = [*jax.tree.leaves(params), *jax.tree.leaves(state), *self.staged.constants]
+        """Returns the value of every unit: a leaf, or its slice.
+
+        Raises `ValueError` naming all leaves that are not those of the compiled model.
+        """
+        traced = self.staged.traced
+        leaves = [
+            *leaves_like(params, traced.params, "the parameters"),
+            *leaves_like(state, traced.state, "the leaves of module state"),
+            *self.staged.constants,
+        ]
         return [
             leaves[unit.leaf] if unit.index is None else leaves[unit.leaf][unit.index]
             for unit in self.staged.units
@@ -275,8 +284,8 @@ class PipelinedLoss:
 
     def place(self, params: Any, state: Any) -> Held:
         """Returns parameters and module state on the devices of their ranks."""
-        state_leaves = jax.tree.leaves(state)
         units = [raw(jnp.asarray(x)) for x in self.flat_params(params, state)]
+        state_leaves = leaves_like(state, self.staged.traced.state, "the leaves of module state")
         ranks = self.mesh.ranks
         here = self.mesh.local_ranks
         owned = tuple(
@@ -357,9 +366,8 @@ class PipelinedLoss:
     def batch_leaves(self, batch: Any) -> list[Any]:
         leaves, tree = jax.tree.flatten(batch)
         if tree != self.batch_tree:
-            raise ValueError(
-                f"this batch has the structure {tree}, the step was compiled for {self.batch_tree}"
-            )
+            expected = Leaves(self.batch_tree, self.batch.names, self.batch.avals)
+            leaves = leaves_like(batch, expected, "the leaves of this batch")
         self.batch.check(leaves)
         return leaves
 

@@ -69,8 +69,18 @@ class TrainStep:
     # ------------------------------------------------------------------ training
 
     def init(self, params: Any = None, state: Any = None) -> TrainState:
-        """Returns the first training state: the model's own values, or those given."""
+        """Returns the first training state: the model's own values, or those given.
+
+        `params` is a tree like that of the compiled parameters, or the user's whole model (an nnx
+        module, linen variables), which brings its state along unless `state` says other. Leaves
+        are found by their paths, whatever the containers. Raises `ValueError` listing all that
+        are missing, that the model does not have, or that have another shape or type.
+        """
         pure = self.loss.pure
+        whole = None if params is None else pure.split(params)
+        if whole is not None:
+            params = whole[0]
+            state = whole[1] or None if state is None else state
         held = self.loss.place(
             pure.params if params is None else params, pure.state if state is None else state
         )
