@@ -12,7 +12,7 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.extend.core as jex
@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+T = TypeVar("T")
 Atom = Var | Literal
 Tracer: Any = jax.core.Tracer  # type: ignore[attr-defined]
 Device = Any  # jax.Device, which is a variable and no type to a type checker
@@ -193,14 +194,14 @@ def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
         settings = thread_settings()        under `jax.enable_x64(True)`, say
         with settings(): ...                in another thread: the same holds there
 
-    Covers every context manager of `jax.config`, `jax.make_user_context`, meshes and JAX's
-    internal ones: JAX keeps each in a `Config` object whose local value belongs to one thread,
-    and offers no way to hand them on. The global values hold in every thread anyway.
+    Covers every context manager of `jax.config`, `jax.make_user_context`, and those for meshes,
+    devices and metadata: JAX keeps each in a `Config` object whose local value belongs to one
+    thread, and offers no way to hand them on. Global values hold in every thread anyway.
     """
     from jax._src import config
 
     unset = config.config_ext.unset
-    local = [(c, value) for c in _configs() if (value := c.get_local()) is not unset]
+    local = [(c, value) for c, get in _configs() if (value := get()) is not unset]
 
     @contextlib.contextmanager
     def settings() -> Iterator[None]:
@@ -217,6 +218,17 @@ def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
     return settings if local else contextlib.nullcontext
 
 
+def under_thread_settings(function: Callable[..., T]) -> Callable[..., T]:
+    """`function`, for another thread: what the calling thread has set for itself holds in it."""
+    settings = thread_settings()
+
+    def call(*args: Any) -> T:
+        with settings():
+            return function(*args)
+
+    return call
+
+
 def _tell(config: Any, value: Any) -> None:
     """Runs what JAX does beside storing a local value, where it does."""
     hook = getattr(config, "_update_thread_local_hook", None)
@@ -224,26 +236,39 @@ def _tell(config: Any, value: Any) -> None:
         hook(value)
 
 
-def _configs() -> Sequence[Any]:
-    """Every object that keeps a setting by thread; `jax.make_user_context` may add to them."""
+def _configs() -> Sequence[tuple[Any, Callable[[], Any]]]:
+    """Every object that keeps a setting by thread, and how to read it."""
     from jax._src import config
 
-    names = config.trace_context_names() if hasattr(config, "trace_context_names") else ()
-    return _configs_at(len(config.config._value_holders), len(names))
+    # `jax.make_user_context` and an extension may add to them.
+    return _configs_of(len(config.config._value_holders), len(config.config_ext.trace_context()))
 
 
 @functools.lru_cache(maxsize=1)
-def _configs_at(num_named: int, num_in_trace: int) -> Sequence[Any]:
-    """`_configs` when JAX knows so many of them."""
+def _configs_of(num_named: int, num_in_context: int) -> Sequence[tuple[Any, Callable[[], Any]]]:
+    """`_configs` when JAX knows so many of them. What it keeps by thread for itself is not among
+    them: the state of a trace, of MLIR, and the hook that `jax.debug_nans` sets."""
     from jax._src import config
 
-    kind = config.config_ext.Config
+    named = [x for x in config.config._value_holders.values() if hasattr(x, "get_local")]
+    mine = [x._obj for x in gc.get_objects() if isinstance(x, config.UserConfig)]
     modules = [m for name, m in list(sys.modules.items()) if name.startswith("jax._src.")]
-    values = [value for module in modules for value in vars(module).values()]
-    values += [x._obj for x in gc.get_objects() if isinstance(x, config.UserConfig)]
-    values += config.config._value_holders.values()
-    unique = {id(x): x for x in values if isinstance(x, kind)}
-    return tuple(x for x in unique.values() if getattr(x, "name", None) != "post_hook")
+    contexts = [
+        value
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, config.config_ext.Config)
+        and name.endswith(("_context_manager", "device_context"))
+    ]
+    unique = {id(x): x for x in (*named, *mine, *contexts)}
+    return tuple((x, x.get_local) for x in unique.values())
+
+
+def jit_enabled() -> contextlib.AbstractContextManager[None]:
+    """Lifts `jax.disable_jit`: a step consists of compiled programs, which JAX refuses to call
+    under it, and a loss without jit would be traced with its loops written out."""
+    config: Any = jax.config
+    return jax.disable_jit(False) if config.jax_disable_jit else contextlib.nullcontext()
 
 
 def in_callback() -> bool:

@@ -14,8 +14,8 @@ from octojax import compat
 from octojax.errors import NonFiniteError
 from octojax.executor.instructions import RankProgram, StepProgram, Transfer
 from octojax.executor.lower import Lowered
-from octojax.executor.recorded import Recorder
 from octojax.executor.nonfinite import non_finite
+from octojax.executor.recorded import Recorder
 from octojax.executor.run import Bound, RankThreads, Walk, bind, run_rank
 from octojax.executor.stop import Stop
 from octojax.executor.transport import StandIns, Transport

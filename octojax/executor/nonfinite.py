@@ -111,7 +111,7 @@ def _results(eqn: JaxprEqn, values: list[Any], bad: Callable[[Any], bool]) -> Se
     if name == "scan" and len(params["jaxpr"].in_avals) == len(values):
         return _scan(params, values, bad)
     inputs = [compat.new_var(compat.aval_of(atom)) for atom in eqn.invars]
-    alone = eqn.replace(invars=inputs)
+    alone = eqn.replace(invars=[*inputs])
     return compat.eval_jaxpr(compat.new_jaxpr(inputs, eqn.outvars, [alone]), values)
 
 

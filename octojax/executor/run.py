@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -70,7 +70,8 @@ class Walk:
 
     def __iter__(self) -> Iterator[Bound]:
         stop = self.stop
-        for self.at, step in enumerate(self.bound):
+        for at, step in enumerate(self.bound):
+            self.at = at
             if stop.error is not None:
                 raise Stopped from stop.error
             stop.instructions += 1  # by several threads: what counts is that it changes
@@ -169,7 +170,7 @@ class RankThreads:
 
         calls = [guarded(r, w) for r, w in zip(self.ranks, works, strict=True)]
         answers: Answers = queue.SimpleQueue()
-        settings = thread_settings()
+        settings = thread_settings() if self._inboxes else nullcontext
         results: dict[int, Any] = {}
         stopped = False
         self._settled = False

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from octojax.compat import in_callback, thread_settings
+from octojax.compat import in_callback, jit_enabled, thread_settings
 from octojax.errors import ExecutionError
 from octojax.executor.stop import Stop
 
@@ -49,7 +49,7 @@ class Call:
 
     def run(self) -> None:
         try:
-            with self.settings():
+            with self.settings(), jit_enabled():
                 self.stop.check()
                 self.result = self.work()
         except BaseException as error:
@@ -105,14 +105,18 @@ class StepThread:
         if running and in_callback():
             raise ExecutionError(
                 f"{name} was called from inside a callback (jax.debug.callback, pure_callback or "
-                f"io_callback) while {running[0].name} of the same step runs: it would wait for "
+                f"io_callback) while {running[0].name} runs: it would wait for "
                 f"itself. Call it after the step has returned"
             )
         if threading.current_thread() is self._thread:
             return work()
-        self._refuse_if_closed(name)
         context = contextvars.copy_context()
-        call = Call(name, lambda: context.run(work), thread_settings())
+
+        def in_turn() -> T:
+            self.refuse_if_closed(name)  # by a call before this one
+            return context.run(work)
+
+        call = Call(name, in_turn, thread_settings())
         try:
             self._send(call)
             self._wait(call)
@@ -124,7 +128,7 @@ class StepThread:
 
     def _send(self, call: Call) -> None:
         with self._start:
-            self._refuse_if_closed(call.name)
+            self.refuse_if_closed(call.name)
             if self._thread is None or not self._thread.is_alive():
                 self._running.clear()
                 target = (self._inbox, self._running)
@@ -162,14 +166,22 @@ class StepThread:
             if call.over.acquire(timeout=0.05):
                 return
 
-    def _refuse_if_closed(self, name: str) -> None:
+    def refuse_if_closed(self, name: str) -> None:
+        """Raises `ExecutionError` after `close`."""
         if self.closed is not None:
             raise ExecutionError(f"{name} was called, but {self.closed}")
 
-    def close(self, why: str) -> None:
-        """Ends the thread after the calls that were made before; later ones are told `why`."""
-        with self._start:
+    def close(self, why: str, release: Callable[[], None]) -> None:
+        """Runs `release` after the calls that were made before, and ends the thread; later calls
+        are told `why`. Twice is once."""
+        if self.closed is not None:
+            return
+
+        def last() -> None:
             self.closed = self.closed or why
+            release()
+
+        self.run(last, "close")
         self._end()
 
 
