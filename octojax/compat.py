@@ -250,7 +250,8 @@ def _configs_of(num_named: int, num_in_context: int) -> Sequence[tuple[Any, Call
     them: the state of a trace, of MLIR, and the hook that `jax.debug_nans` sets."""
     from jax._src import config
 
-    named = [x for x in config.config._value_holders.values() if hasattr(x, "get_local")]
+    holders: Any = config.config._value_holders
+    named = [x for x in holders.values() if hasattr(x, "get_local")]
     mine = [x._obj for x in gc.get_objects() if isinstance(x, config.UserConfig)]
     modules = [m for name, m in list(sys.modules.items()) if name.startswith("jax._src.")]
     contexts = [

@@ -11,8 +11,11 @@ import optax
 
 from octojax import compat
 from octojax.api import saving
+from octojax.api.adoption import adopt
 from octojax.api.beside import beside_slots
+from octojax.api.opt_state import OptimizerForm, optimizer_form
 from octojax.api.options import options_of
+from octojax.api.origin import Origin, origin_of
 from octojax.api.pipelined import Held, PipelinedLoss
 from octojax.api.reference import reference
 from octojax.api.rehearsal import Rehearsal, rehearse
@@ -30,21 +33,23 @@ from octojax.update import GRAD_NORM, Places, Update, build_update
 class TrainState:
     """Parameters, module state and optimizer state, each on its rank's devices; a pytree.
 
-    `step` counts the calls that made it. A step gives away the buffers of the state it gets.
+    `step` counts the calls that made it. `origin` is that of the step that it fits. A step gives
+    away the buffers of the state it gets.
     """
 
     held: Held
     opt_state: Any
     step: int
+    origin: Origin
 
     def is_alive(self) -> bool:
         """Whether no step has taken over its buffers."""
         leaves = jax.tree.leaves((self.held.units, self.opt_state))
-        return not any(leaf.is_deleted() for leaf in leaves)
+        return not any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
 
 
 jax.tree_util.register_dataclass(
-    TrainState, data_fields=["held", "opt_state"], meta_fields=["step"]
+    TrainState, data_fields=["held", "opt_state"], meta_fields=["step", "origin"]
 )
 
 
@@ -97,10 +102,29 @@ class TrainStep:
         held = self.loss.place(
             pure.params if params is None else params, pure.state if state is None else state
         )
-        opt_state = self.loss.calls.run(
-            lambda: self.update.init(self._optimized(held.units)), "init"
-        )
-        return TrainState(held, opt_state, 0)
+        return self.renewed(held, self.first_opt_state(held), 0)
+
+    def adopt(self, state: TrainState, *, reset_optimizer: bool = False) -> TrainState:
+        """Returns the state of another step of the same model, placed as this step's plan says.
+
+        Parameters, module state and optimizer state are the same to the bit, and `state` stays
+        usable. Parameters go by their paths. The optimizer must keep the same leaves (another
+        learning rate is the same optimizer), unless `reset_optimizer` begins a new state. Several
+        processes: all of them call this.
+
+        Raises `ValueError` listing the leaves that are not those of this step's model, or naming
+        both optimizers.
+        """
+        _expect_kind(state)
+        return self.loss.calls.run(lambda: adopt(self, state, reset_optimizer), "adopt")
+
+    def first_opt_state(self, held: Held) -> Any:
+        """Returns what `optimizer.init` makes of the parameters, on the ranks."""
+        return self.loss.calls.run(lambda: self.update.init(self._optimized(held.units)), "init")
+
+    def renewed(self, held: Held, opt_state: Any, count: int) -> TrainState:
+        """Returns a training state of this step after `count` calls."""
+        return TrainState(held, opt_state, count, self.origin)
 
     @overload
     def __call__(
@@ -132,7 +156,7 @@ class TrainStep:
     def _step(
         self, state: TrainState, batch: Any, recorder: Recorder | None
     ) -> tuple[TrainState, dict[str, Any]]:
-        _expect_state(state)
+        self._expect_state(state)
         loss = self.loss
         results, value, aux = loss.run(loss.trainer, state.held, batch, recorder)
         carried, counters = loss.next_state(state.held, results)
@@ -151,7 +175,7 @@ class TrainStep:
         metrics = {"loss": value, "grad_norm": scalars[GRAD_NORM]}
         if jax.tree.leaves(aux):
             metrics["aux"] = aux
-        self._newest = TrainState(held, opt_state, state.step + 1), metrics
+        self._newest = self.renewed(held, opt_state, state.step + 1), metrics
         return self._newest
 
     def recover(self) -> tuple[TrainState, dict[str, Any]]:
@@ -197,7 +221,7 @@ class TrainStep:
         in a step, where some of them wait. All processes call this alike. Raises `ValueError` for
         `rounds` below 1, and for a batch or state as a step does.
         """
-        _expect_state(state)
+        self._expect_state(state)
         return self.loss.calls.run(
             lambda: rehearse(self.loss, state.held, batch, self.optimizer, rounds, machine),
             "rehearse",
@@ -205,7 +229,7 @@ class TrainStep:
 
     def evaluate(self, state: TrainState, batch: Any) -> dict[str, Any]:
         """Returns `loss` and `aux` of a batch of the training batch's form; changes nothing."""
-        _expect_state(state)
+        self._expect_state(state)
         loss = self.loss
         _, value, aux = loss.calls.run(
             lambda: loss.run(loss.evaluator, state.held, batch), "evaluate"
@@ -214,12 +238,12 @@ class TrainStep:
 
     def value_and_grad(self, state: TrainState, batch: Any) -> tuple[jax.Array, Any, Any]:
         """Returns `(loss, aux, grads)` without an update; gradients in the user's tree."""
-        _expect_state(state)
+        self._expect_state(state)
         loss = self.loss
 
         def work() -> tuple[jax.Array, Any, Any]:
             results, value, aux = loss.run(loss.trainer, state.held, batch)
-            return value, aux, loss.tree(loss.gathered_units(loss.filled(results)))
+            return value, aux, loss.tree(loss.layout.gathered_units(loss.filled(results)))
 
         return loss.calls.run(work, "value_and_grad")
 
@@ -228,6 +252,7 @@ class TrainStep:
 
         Rows, keys and module state of every microbatch are those of the pipeline.
         """
+        self._expect_state(state)
         params, module_state = self.params(state), self.module_state(state)
         found = reference(self.loss.pure.fn, params, module_state, batch, self.loss.batch)
         return found[0], found[2]
@@ -236,11 +261,14 @@ class TrainStep:
 
     def params(self, state: TrainState) -> Any:
         """Returns the parameters as the user's tree, copied to the first rank's devices."""
-        return self.loss.gathered(state.held)
+        self._expect_state(state)
+        return self.loss.calls.run(lambda: self.loss.layout.gathered(state.held), "params")
 
     def module_state(self, state: TrainState) -> Any:
         """Returns mutable and frozen module state as the front end's tree; None without any."""
-        return self.loss.gathered(state.held, state=True)
+        self._expect_state(state)
+        layout = self.loss.layout
+        return self.loss.calls.run(lambda: layout.gathered(state.held, state=True), "module_state")
 
     def model(self, state: TrainState) -> Any:
         """Returns the user's model with the trained values.
@@ -255,6 +283,7 @@ class TrainStep:
         Parameters and optimizer state are stored as the user's trees, so that the checkpoint
         reloads under any plan, and without octojax. Every process must call this.
         """
+        self._expect_state(state)
         self.loss.calls.run(lambda: saving.save(self, path, state, overwrite), "save")
 
     def restore(self, path: str | Path) -> TrainState:
@@ -265,7 +294,7 @@ class TrainStep:
 
         def work() -> TrainState:
             params, module_state, opt_state, count = saving.restore(self, path)
-            return TrainState(self.loss.place(params, module_state), opt_state, count)
+            return self.renewed(self.loss.place(params, module_state), opt_state, count)
 
         return self.loss.calls.run(work, "restore")
 
@@ -307,6 +336,26 @@ class TrainStep:
         update, init = (shared_exchange(x, loss.share) for x in (plan.update, plan.init))
         return Update(plan, places, update, init, compiler_options=loss.options.compiler_options)
 
+    @cached_property
+    def optimizer_form(self) -> OptimizerForm:
+        """The optimizer state between its ranks and the user's tree."""
+        return optimizer_form(self.update.plan, self.optimizer, self.loss.staged.traced.params)
+
+    @cached_property
+    def origin(self) -> Origin:
+        """Names what this step's states are made for; see `Origin`."""
+        return origin_of(self.loss, self.optimizer_form)
+
+    def _expect_state(self, state: Any) -> None:
+        """Raises unless `state` is one of this step's, or of a step of the same origin."""
+        _expect_kind(state)
+        if state.origin is self.origin or state.origin == self.origin:
+            return
+        raise ValueError(
+            f"this training state is of another step. {self.origin.differences(state.origin)}. "
+            f"Go on with the step it came from, or move it: state = step.adopt(state)"
+        )
+
     def _extra(self, value: Any) -> dict[int, Any] | None:
         """The loss on the ranks whose update reads it (`optax.contrib.reduce_on_plateau`)."""
         ranks = self.loss.mesh.ranks
@@ -321,7 +370,7 @@ class TrainStep:
         return [filled[u] for u in self._trained]
 
 
-def _expect_state(state: Any) -> None:
+def _expect_kind(state: Any) -> None:
     if not isinstance(state, TrainState):
         raise TypeError(
             f"state is of type {type(state).__name__}, expected the TrainState that step.init(), "
