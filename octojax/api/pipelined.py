@@ -27,8 +27,9 @@ from octojax.api.structure import leaves_like
 from octojax.api.tuning import tuned_plan
 from octojax.costs import Device, estimate
 from octojax.errors import PlanError
-from octojax.executor.engine import Engine, Model, Results
+from octojax.executor.engine import Engine, Results
 from octojax.executor.lower import Lowered, lower
+from octojax.executor.prepare import Model
 from octojax.executor.recorded import Recorder
 from octojax.executor.share import Share
 from octojax.executor.transports import transport
