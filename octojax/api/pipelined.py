@@ -28,6 +28,7 @@ from octojax.api.tuning import tuned_plan
 from octojax.costs import Device, estimate
 from octojax.errors import PlanError
 from octojax.executor.engine import Engine, Results
+from octojax.executor.kept_memory import keep_memory
 from octojax.executor.lower import Lowered, lower
 from octojax.executor.prepare import Model
 from octojax.executor.recorded import Recorder
@@ -72,6 +73,8 @@ class PipelinedLoss:
 
     def __init__(self, pure: PureLoss, batch: Any, options: Options, mesh: Any = None) -> None:
         self.pure, self.options = pure, options
+        if options.keep_memory and jax.default_backend() == "cpu":
+            keep_memory()
         table = given_schedule(options)
         ranks = ranks_wanted(options) if mesh is None else None
         self.mesh: PipelineMesh = pipeline_mesh(mesh, options.axis, ranks)
