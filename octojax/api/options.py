@@ -20,10 +20,11 @@ class Options:
 
     `schedule` is a name (`octopipe schedules` lists them), a table, the path of a CSV table, or
     "auto": the plan is tuned for `tune_seconds` on `profile`, by default measured here.
-    `schedule_options` are those of a named schedule. `partition` is "balanced" (by operations),
-    "uniform" (by count), or layers per stage. `placement` is the rank of every stage, such as
-    `(0, 1, 1, 0, 2, 3, 3, 2)`: a named schedule is laid out for it. `transport` is "auto",
-    "device_put" or "ppermute".
+    `schedule_options` are those of a named schedule. `partition` is layers per stage, or the
+    name of a partitioner: "balanced" (the default), "uniform", "alpa", ...
+    (`octojax.partitioners`), which sees `profile`, or operations where none is given.
+    `placement` is the rank of every stage, such as `(0, 1, 1, 0, 2, 3, 3, 2)`: a named schedule
+    is laid out for it. `transport` is "auto", "device_put" or "ppermute".
     `recompute` says for every stage, or for all, whether its forward is run again instead of
     stored. `timeout_s` bounds how long a rank waits for a value from another.
     `reduction` says what the loss does with the rows of its batch: "mean" or "sum". Losses of

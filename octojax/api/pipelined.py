@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.extend.core import jaxpr_as_fun
 
 from octojax import compat
@@ -82,11 +83,20 @@ class Runner:
 class PipelinedLoss:
     """`pure` cut into stages by a plan, for batches like `batch`. Compiles on first use.
 
+    A tuned plan (`schedule="auto"`) counts the state of `optimizer` in every rank's memory.
+
     Raises before anything is launched: `MeshError`, `PlanError`, `ScheduleError`, `CutError`,
     `LossError` or `ValueError`, each with the numbers and the remedy.
     """
 
-    def __init__(self, pure: PureLoss, batch: Any, options: Options, mesh: Any = None) -> None:
+    def __init__(
+        self,
+        pure: PureLoss,
+        batch: Any,
+        options: Options,
+        mesh: Any = None,
+        optimizer: optax.GradientTransformation | None = None,
+    ) -> None:
         self.pure, self.options = pure, options
         table = given_schedule(options)
         ranks = ranks_wanted(options) if mesh is None else None
@@ -102,7 +112,7 @@ class PipelinedLoss:
         )
         if options.schedule == "auto" and options.plan is None:
             refuse_with_auto(options)
-            plan = tuned_plan(pure, self.batch, self.batch_tree, self.mesh, options)
+            plan = tuned_plan(pure, self.batch, self.batch_tree, self.mesh, options, optimizer)
             self.options = options = replace(options, plan=plan)
         self.schedule: Schedule = choose_schedule(options, self.mesh.num_ranks, count)
         self._layered = layered = self._layers(0)

@@ -284,7 +284,7 @@ def compile(
             f"optax.adamw(1e-3); octopipe.value_and_grad works without one"
         )
     pure = adapt(model, loss_fn, params, trainable=trainable, state=state)
-    loss = PipelinedLoss(pure, batch, options_of(model, **options), mesh)
+    loss = PipelinedLoss(pure, batch, options_of(model, **options), mesh, optimizer)
     step = TrainStep(loss, optimizer)
     _ = step.update, loss.trainer
     return step

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 from octojax.errors import PlanError
-from octojax.ir import Action, Machine, Plan, Profile, Schedule, Timeline
+from octojax.ir import Action, Machine, Plan, Profile, Schedule, Timeline, uniform_partition
 from octojax.ir.lowering import lower_naively, without_transfers
 from octojax.ir.verify import verify
-from octojax.simulate.costs import StageCosts, uniform_partition
+from octojax.simulate.costs import StageCosts
 from octojax.simulate.oracle import Meaning, run
 from octojax.simulate.rows import run_blocking, run_posted
 from octojax.simulate.timelines import Free, timeline_of
@@ -88,4 +88,4 @@ def costs_of(schedule: Schedule | Plan, costs: StageCosts | Profile) -> StageCos
         return costs
     if isinstance(schedule, Plan):
         return StageCosts.of(costs, schedule.partition, schedule.recompute)
-    return StageCosts.of(costs, uniform_partition(costs.num_layers, schedule.num_stages))
+    return StageCosts.of(costs, uniform_partition(costs.kinds, schedule.num_stages))
