@@ -19,7 +19,7 @@ def save(step: "TrainStep", path: str | Path, state: "TrainState", overwrite: bo
     """Writes `state` to the folder `path`. All processes bring what they hold to the first,
     which writes, however long it takes; all return when it is written, or raise its error."""
     loss = step.loss
-    _in_first(lambda: checkpoint.check_writable(path, overwrite), "looking for a checkpoint")
+    _in_first(lambda: checkpoint.check_writable(path, overwrite), f"step.save, step {state.step}")
     params, module_state = step.params(state), step.module_state(state)
     opt_state = step.optimizer_form.to_user(state.opt_state, loss.layout)
 
@@ -34,20 +34,20 @@ def save(step: "TrainStep", path: str | Path, state: "TrainState", overwrite: bo
             overwrite=overwrite,
         )
 
-    _in_first(write, "writing the checkpoint")
+    _in_first(write, "step.save, written")
 
 
-def _in_first(work: Callable[[], None], what: str) -> None:
+def _in_first(work: Callable[[], None], topic: str) -> None:
     """Does `work` in process 0; returns, or raises its error, in every process."""
     error: Exception | None = None
     if jax.process_index() == 0:
         try:
-            with processes.busy(what):
+            with processes.busy("writing the checkpoint"):
                 work()
         except Exception as raised:
             error = raised
     told = "" if error is None else json.dumps([type(error).__name__, str(error)])
-    text = processes.everyone(told, what)[0]
+    text = processes.everyone(told, topic)[0]
     if error is not None:
         raise error
     if text:
@@ -91,7 +91,7 @@ def _load(step: "TrainStep", path: str | Path) -> checkpoint.Checkpoint:
     except Exception as raised:
         error = raised
     mine = "" if stored is None else f"step {stored.step}"
-    told = processes.everyone(mine or f"{type(error).__name__}: {error}", "the checkpoint read")
+    told = processes.everyone(mine or f"{type(error).__name__}: {error}", "step.restore")
     if error is not None:
         raise error
     assert stored is not None
