@@ -1,15 +1,15 @@
 """Save and restore a training state in the user's own layout, whatever the plan."""
 
+import builtins
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import optax
 
-from octojax import checkpoint, processes
-from octojax.api.pipelined import PipelinedLoss
-from octojax.checkpoint import join_layers, split_layers
-from octojax.update import Update
+from octojax import checkpoint, errors, processes
+from octojax.errors import ExecutionError, OctoPipeError
 
 if TYPE_CHECKING:
     from octojax.api.step import TrainState, TrainStep
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 def save(step: "TrainStep", path: str | Path, state: "TrainState", overwrite: bool) -> None:
     """Writes `state` to the folder `path`. All processes bring what they hold to the first,
-    which writes; all return when it is written."""
+    which writes, however long it takes; all return when it is written, or raise its error."""
     loss = step.loss
+    _in_first(lambda: checkpoint.check_writable(path, overwrite), f"step.save, step {state.step}")
     params, module_state = step.params(state), step.module_state(state)
-    opt_state = _opt_state(loss, step.update, step.optimizer, state.opt_state)
-    if jax.process_index() == 0:
+    opt_state = step.optimizer_form.to_user(state.opt_state, loss.layout)
+
+    def write() -> None:
         checkpoint.save(
             path,
             params,
@@ -31,64 +33,76 @@ def save(step: "TrainStep", path: str | Path, state: "TrainState", overwrite: bo
             plan=loss.plan,
             overwrite=overwrite,
         )
-    if processes.several():
-        processes.barrier("checkpoint")
+
+    _in_first(write, "step.save, written")
+
+
+def _in_first(work: Callable[[], None], topic: str) -> None:
+    """Does `work` in process 0; returns, or raises its error, in every process."""
+    error: Exception | None = None
+    if jax.process_index() == 0:
+        try:
+            with processes.busy("writing the checkpoint"):
+                work()
+        except Exception as raised:
+            error = raised
+    told = "" if error is None else json.dumps([type(error).__name__, str(error)])
+    text = processes.everyone(told, topic)[0]
+    if error is not None:
+        raise error
+    if text:
+        kind, message = json.loads(text)
+        raise _kind(kind)(message)
+
+
+def _kind(name: str) -> type[Exception]:
+    """The type of an error by its name, if it is one of ours or of Python's."""
+    kind = getattr(errors, name, getattr(builtins, name, None))
+    if isinstance(kind, type) and issubclass(kind, (OSError, OctoPipeError)):
+        return kind
+    return {"ValueError": ValueError, "TypeError": TypeError}.get(name, ExecutionError)
 
 
 def restore(step: "TrainStep", path: str | Path) -> tuple[Any, Any, Any, int]:
     """Returns parameters, module state, per-rank optimizer state and step number in `path`.
 
-    Raises `FormatError` naming the leaves that are not those of the step's model and optimizer.
+    Raises `FormatError` naming the leaves that are not those of the step's model and optimizer;
+    in several processes `ExecutionError` where the path holds no checkpoint for one of them.
     """
-    traced, plan = step.loss.staged.traced, step.update.plan
-    sliced = plan.state_tree.unflatten(plan.state_avals)
-    whole = jax.eval_shape(step.optimizer.init, traced.params.unflatten(_shapes(traced.params)))
-    found = checkpoint.load(
-        path,
-        traced.params.unflatten(_shapes(traced.params)),
-        whole if _stacks(sliced, whole) else sliced,
-        None if step.loss.pure.state is None else traced.state.unflatten(_shapes(traced.state)),
-    )
-    opt_state = found.opt_state
-    if _stacks(sliced, whole):
-        opt_state = split_layers(opt_state, sliced)
-    return found.params, found.module_state, step.update.scatter(opt_state), found.step
+    stored = _load(step, path)
+    opt_state = step.update.scatter(step.optimizer_form.from_user(stored.opt_state))
+    return stored.params, stored.module_state, opt_state, stored.step
+
+
+def _load(step: "TrainStep", path: str | Path) -> checkpoint.Checkpoint:
+    """Every process reads the checkpoint; all have the same step, or none goes on."""
+    traced = step.loss.staged.traced
+    stored, error = None, None
+    try:
+        with processes.busy("reading the checkpoint"):
+            stored = checkpoint.load(
+                path,
+                traced.params.unflatten(_shapes(traced.params)),
+                step.optimizer_form.shapes,
+                None
+                if step.loss.pure.state is None
+                else traced.state.unflatten(_shapes(traced.state)),
+            )
+    except Exception as raised:
+        error = raised
+    mine = "" if stored is None else f"step {stored.step}"
+    told = processes.everyone(mine or f"{type(error).__name__}: {error}", "step.restore")
+    if error is not None:
+        raise error
+    assert stored is not None
+    others = [f"process {p}: {text}" for p, text in enumerate(told) if text != mine]
+    if others:
+        raise ExecutionError(
+            f"this process has read {mine} from {path}, but {'; '.join(others)}. Every process "
+            f"must read the same checkpoint: give a path that all see"
+        )
+    return stored
 
 
 def _shapes(leaves: Any) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in leaves.avals]
-
-
-def _opt_state(
-    loss: PipelinedLoss, update: Update, optimizer: optax.GradientTransformation, held: Any
-) -> Any:
-    """The state in the form of `optimizer.init(params)`. Where the optimizer keeps for a
-    stacked leaf something else than the stack of what it keeps for its layers (factored second
-    moments may), the layers' own."""
-    params = loss.staged.traced.params
-    whole = jax.eval_shape(optimizer.init, params.unflatten(_shapes(params)))
-    plan = update.plan
-    sliced = plan.state_tree.unflatten(plan.state_avals)
-    gathered = plan.state_tree.unflatten(_everywhere(loss, update, held))
-    return join_layers(gathered, whole) if _stacks(sliced, whole) else gathered
-
-
-def _everywhere(loss: PipelinedLoss, update: Update, held: Any) -> list[Any]:
-    """Every leaf of the optimizer state, in every process."""
-    if loss.share is None:
-        return jax.tree.leaves(update.gather(held))
-    plan, found = update.plan, []
-    for k, (owner, aval) in enumerate(zip(plan.state_owners, plan.state_avals, strict=True)):
-        rank = update.ranks[0] if owner is None else owner  # every rank has its own copy
-        mine = held[rank]
-        value = None if mine is None else mine[plan.state_leaves(rank).index(k)]
-        found.append(value if owner is None else loss.share.from_owner(value, rank, aval))
-    return found
-
-
-def _stacks(sliced: Any, whole: Any) -> bool:
-    try:
-        join_layers(sliced, whole)
-    except ValueError:
-        return False
-    return True

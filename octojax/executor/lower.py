@@ -276,15 +276,12 @@ class _RankBuilder:
         return self.slots.setdefault(value, len(self.slots))
 
     def _body(self, row: Sequence[Group]) -> list[Instruction]:
-        last_read: set[Value] = set()
-        needed_after: list[set[Value]] = []
-        for group in reversed(row):
-            needed_after.append(set(last_read))
-            last_read |= {v for w in group.works for v in w.reads}
-        needed_after.reverse()
+        last_read = {v: at for at, g in enumerate(row) for w in g.works for v in w.reads}
         received: set[int] = set()
         body: list[Instruction] = []
-        for group, later in zip(row, needed_after, strict=True):
+        for at, group in enumerate(row):
+            written = (v for w in group.works for v in w.writes)
+            later = {v for v in written if last_read.get(v, -1) > at}
             for value in dict.fromkeys(v for w in group.works for v in w.reads):
                 k = self.arriving.get(value)
                 if k is not None and k not in received:
@@ -331,12 +328,13 @@ class _RankBuilder:
                     inputs.setdefault(v, len(inputs))
             made |= set(work.writes)
         local, count, calls = dict(inputs), len(inputs), []
+        read = {v for work in group.works for v in work.reads}
         for work in group.works:
             reads = tuple(local[v] for v in work.reads)
             writes, adds = [], []
             for v in work.writes:
                 adds.append(local[v] if v.place is Place.TOTAL else -1)
-                wanted = v.place is Place.TOTAL or self._leaves(v, later, group)
+                wanted = v.place is Place.TOTAL or v in read or self._outlives(v, later)
                 writes.append(count if wanted else -1)
                 if wanted:
                     local[v] = count
@@ -360,9 +358,6 @@ class _RankBuilder:
 
     def _outlives(self, value: Value, later: set[Value]) -> bool:
         return value in later or value in self.leaving or value.place in (Place.EMIT, Place.STATE)
-
-    def _leaves(self, value: Value, later: set[Value], group: Group) -> bool:
-        return self._outlives(value, later) or any(value in w.reads for w in group.works)
 
     def _layout(self, value: Value) -> Layout:
         match value.place:
