@@ -216,7 +216,7 @@ def test_a_moved_action_is_seen(schedule, random):
 
 def test_marks_in_a_long_wide_table():
     schedule = Schedule.parse("\n".join(" ".join(f"{r}F{m}" for m in range(40)) for r in range(12)))
-    drawn = mark(schedule, [(10, 20)])
+    drawn = mark(schedule.ranks, [(10, 20)])
     lines = drawn.split("\n")
     assert "rank 10" in lines[0]
     assert lines[0].count("rank") == 8
