@@ -50,6 +50,6 @@ def measured(
     moved = [
         Move(t, moves[k][0] - zero, moves[k][1] - zero, sizes[k])
         for k, t in enumerate(transfers)
-        if k in moves and t.kind.crosses_stages
+        if k in moves and t.kind in "FB"
     ]
     return timeline_of(schedule, spans, moved, memory)

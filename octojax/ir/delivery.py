@@ -1,12 +1,14 @@
 """The proof that a lowered table delivers: every value sent and received, and no rank stuck."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from octojax.ir.exchange import exchanges
 from octojax.ir.faults import ADVICE_RENDEZVOUS, ADVICE_TRANSFER, Entry, Fault, Table
 from octojax.ir.lowered import LoweredPlan, Receive, Run, Send
-from octojax.ir.lowering import Crossings, lower_naively, without_transfers
+from octojax.ir.lowering import Crossings, without_transfers
 from octojax.ir.marked import Place
+from octojax.ir.naive import placed_naively
 from octojax.ir.schedule import Schedule
 from octojax.ir.transfer import Transfer, counterpart
 from octojax.ir.walk import Mode, Stuck, Walk
@@ -65,7 +67,41 @@ def naive_deadlock(schedule: Schedule) -> tuple[Stuck, ...]:
 
     Empty if the naive rule of the paper's Fig. 4(a) is safe for this table (GPipe).
     """
-    return Walk(LoweredPlan.of(lower_naively(schedule)), Mode.RENDEZVOUS).stuck()
+    bare = LoweredPlan.of(without_transfers(schedule))
+    return Walk(placed_naively(bare), Mode.RENDEZVOUS).stuck()
+
+
+def mismatches(plan: LoweredPlan) -> tuple[Transfer, ...]:
+    """Returns the fewest transfers without which any two ranks have theirs in the same order.
+
+    Two ranks that come to two transfers in opposite orders may wait for each other for ever.
+    """
+    rows: dict[tuple[int, int], tuple[list[Transfer], list[Transfer]]] = {}
+    for rank, row in enumerate(plan.ranks):
+        for x in row:
+            if not isinstance(x, Run):
+                ends = sorted((x.transfer.source, x.transfer.target))
+                both = rows.setdefault((ends[0], ends[1]), ([], []))
+                both[rank == ends[1]].append(x.transfer)
+    return tuple(t for first, second in rows.values() for t in _out_of_order(first, second))
+
+
+def _out_of_order(first: list[Transfer], second: list[Transfer]) -> Iterator[Transfer]:
+    """Yields what is not in a longest common order: the longest ascending run of places."""
+    place = {transfer: n for n, transfer in enumerate(first)}
+    tops: list[int] = []  # the lowest end of an ascending run of each length
+    ends: list[int] = []  # which transfer of `second` that end is
+    before: list[int] = []
+    for n, transfer in enumerate(second):
+        at = bisect_left(tops, place[transfer])
+        before.append(ends[at - 1] if at else -1)
+        tops[at : at + 1] = [place[transfer]]
+        ends[at : at + 1] = [n]
+    kept, n = set(), ends[-1] if ends else -1
+    while n >= 0:
+        kept.add(n)
+        n = before[n]
+    yield from (transfer for n, transfer in enumerate(second) if n not in kept)
 
 
 def _values(table: Table, crossings: Crossings) -> Iterator[Fault]:

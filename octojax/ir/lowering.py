@@ -139,26 +139,3 @@ def without_transfers(schedule: Schedule) -> Schedule:
     if all(computes(item) for row in schedule.ranks for item in row):
         return schedule
     return Schedule(tuple(tuple(filter(computes, row)) for row in schedule.ranks))
-
-
-def lower_naively(schedule: Schedule, wiring: Wiring | None = None) -> Schedule:
-    """Returns the table with every receive just before its use and every send just after.
-
-    The paper's Fig. 4(a). Under blocking rendezvous this deadlocks for nearly every schedule
-    but GPipe; the pass `reorder` repairs it.
-    """
-    bare = without_transfers(schedule)
-    crossings = Crossings.of(bare, wiring)
-    return Schedule(tuple(tuple(_around(row, crossings)) for row in bare.ranks))
-
-
-def _around(items: tuple[Item, ...], crossings: Crossings) -> Iterator[Item]:
-    for item in items:
-        pair = actions_of(item)
-        for action in pair:
-            if action in crossings.bring:
-                yield crossings.bring[action].receive
-        yield item
-        for action in pair:
-            if action in crossings.take:
-                yield crossings.take[action].send

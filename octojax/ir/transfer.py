@@ -104,8 +104,8 @@ def parse_exchange(text: str) -> tuple[bool, Transfer] | None:
     side, kind, source, target, parts = match.groups()
     numbers: list[int] = []
     for word in parts.split(";")[1:]:
-        first, _, last = word.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()) or len(word) > 19:
+        first, dash, last = word.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or len(word) > 19:
             raise FormatError(f"cannot read {text!r}: {word!r} is no number or range such as 0-4")
         numbers += range(int(first), int(last or first) + 1)
     return side == "SEND", Transfer(int(source), int(target), Cargo(kind), parts=tuple(numbers))

@@ -143,7 +143,7 @@ def _cell(
                 f"a microbatch has either B, or I and W",
                 there[kind],
             )
-    elif not backwards and Kind.BACKWARD not in optional:
+    elif not backwards and not (Kind.BACKWARD in optional or optional >= set(_BACKWARDS[1:])):
         yield Fault(
             f"{has[Kind.BACKWARD]} is missing: no backward (B, or I and W) {who}", places[-1]
         )

@@ -67,8 +67,8 @@ class Wiring:
     def parse(cls, text: str, num_stages: int) -> "Wiring":
         """Returns the wiring that `str` wrote. Raises `FormatError` for anything else."""
         fields: dict[str, list[str]] = {"units": [], "results": [], "silent": [], "idle": []}
-        for part in text.split("|"):
-            name, *words = part.split() or [""]
+        for part in filter(str.strip, text.split("|")):
+            name, *words = part.split()
             if name not in fields:
                 raise FormatError(
                     f"cannot read {text!r} as a wiring: expected {', '.join(fields)}, "

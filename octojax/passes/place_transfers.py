@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from octojax.ir import LoweredPlan, Plan, Schedule, Wiring
-from octojax.ir.lowering import lower_naively
+from octojax.ir.lowering import without_transfers
+from octojax.ir.naive import placed_naively
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,6 @@ class PlaceTransfers:
 
     def __call__(self, plan: Plan | Schedule) -> LoweredPlan:
         schedule = plan if isinstance(plan, Schedule) else plan.schedule
-        wiring = self.wiring or Wiring.chain(plan.num_stages)
-        lowered = lower_naively(schedule, wiring)
-        whole = lowered if isinstance(plan, Schedule) else plan.with_schedule(lowered)
-        return LoweredPlan.of(whole, wiring)
+        bare = without_transfers(schedule)
+        whole = bare if isinstance(plan, Schedule) else plan.with_schedule(bare)
+        return placed_naively(LoweredPlan.of(whole, self.wiring or Wiring.chain(plan.num_stages)))

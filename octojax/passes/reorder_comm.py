@@ -91,17 +91,17 @@ class ReorderComm:
     def _repaired(self, meaning: Meaning) -> LoweredPlan:
         order = OneOrder.of(meaning, "start")
         slots = []
-        for transfer in order.transfers:
+        for number, transfer in enumerate(order.transfers):
             slot = natural_slot(order, transfer)
             if slot is None:
                 slot = cheapest(order, transfer, window(order, transfer, self.window))
-            slots.append((slot, order.producer(transfer), transfer.kind, transfer))
+            slots.append((slot, order.producer(transfer), number, transfer))
         return placed(order, [(slot, transfer) for slot, _, _, transfer in sorted(slots)])
 
 
 def _as_made(order: OneOrder) -> LoweredPlan:
     """Every transfer right after its producer."""
-    made = sorted((order.producer(t), t.kind, t) for t in order.transfers)
+    made = sorted((order.producer(t), number, t) for number, t in enumerate(order.transfers))
     return placed(order, [(slot, transfer) for slot, _, transfer in made])
 
 
@@ -130,12 +130,6 @@ def _ended(lowered: LoweredPlan, plan: LoweredPlan) -> LoweredPlan:
             for row, old in zip(lowered.ranks, plan.ranks, strict=True)
         )
     )
-
-
-def mismatched(plan: LoweredPlan, meaning: Meaning | None = None) -> tuple[Transfer, ...]:
-    """Returns the transfers whose places by the naive rule no common order holds."""
-    order = OneOrder.of(meaning or meaning_of(plan, None, None), "start")
-    return tuple(t for t in order.transfers if natural_slot(order, t) is None)
 
 
 def natural_slot(order: OneOrder, transfer: Transfer) -> int | None:

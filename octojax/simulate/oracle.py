@@ -52,7 +52,13 @@ class Meaning:
 
     def duration_s(self, rank: int, actions: tuple[Action, ...]) -> float:
         """Returns how long a rank is busy with actions: compute time plus host costs."""
-        seconds, transfers = 0.0, 0
+        bring, take = self.crossings.bring, self.crossings.take
+        transfers = sum((action in bring) + (action in take) for action in actions)
+        return self.compute_s(rank, actions) + transfers * self.machine.host_cost_s
+
+    def compute_s(self, rank: int, actions: tuple[Action, ...]) -> float:
+        """Returns how long a rank computes actions."""
+        seconds = 0.0
         for action in actions:
             if self.seconds is not None:
                 seconds += self.seconds(rank, action)
@@ -60,10 +66,7 @@ class Meaning:
                 seconds += self._column[action.kind][action.stage]
                 if self.rebuilds(action):
                     seconds += self._column[Kind.FORWARD][action.stage]
-            transfers += action in self.crossings.bring
-            transfers += action in self.crossings.take
-        speed = self.machine.speed(rank) if self.seconds is None else 1.0
-        return seconds / speed + transfers * self.machine.host_cost_s
+        return seconds / (self.machine.speed(rank) if self.seconds is None else 1.0)
 
     def rebuilds(self, action: Action) -> bool:
         """Whether a backward runs its stage's forward again, having no R to do it."""

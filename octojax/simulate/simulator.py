@@ -5,7 +5,8 @@ from typing import Literal, get_args
 
 from octojax.errors import PlanError, ScheduleError
 from octojax.ir import Action, LoweredPlan, Machine, Plan, Profile, Schedule, Timeline
-from octojax.ir.lowering import lower_naively, without_transfers
+from octojax.ir.lowering import without_transfers
+from octojax.ir.naive import lower_naively
 from octojax.ir.verify import deliverable, verify
 from octojax.ir.walk import Mode as WalkMode
 from octojax.simulate.costs import StageCosts, uniform_partition

@@ -113,7 +113,7 @@ class _Blocking:
         stop, moves = span.start_s, self.moves[rank]
         at = bisect_right(moves, begin, key=lambda move: move[0].end_s)
         for t, peer in moves[at:]:
-            if t.start_s >= stop:
+            if t.start_s > stop or begin >= stop:
                 break
             if t.start_s > begin:
                 cause, name = self._last(peer, t)
