@@ -1,6 +1,5 @@
 """Which values cross ranks, and a table with its sends and receives spelled out."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -7,8 +7,8 @@ lowered one; `reorder`, `ownership` and `join` rewrite that. A pass may be any c
 what the one before it returned.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,6 @@ class Pipeline:
     costs: StageCosts | Profile | None = None
     machine: Machine | None = None
     dump: Path | None = None
-    listeners: tuple[Callable[[str, Subject], None], ...] = field(default=())
 
     @classmethod
     def of(
@@ -143,8 +142,6 @@ class Pipeline:
         verify(result, delivers=delivers)
 
     def _note(self, number: int, name: str, subject: Subject) -> None:
-        for listener in self.listeners:
-            listener(name, subject)
         if self.dump is not None:
             self.dump.mkdir(parents=True, exist_ok=True)
             (self.dump / f"{number:02d}-{name}.txt").write_text(f"{subject}\n", encoding="utf-8")
@@ -175,7 +172,7 @@ def lowered(
 
 def _given(each: Pass, **values: Any) -> Pass:
     """Returns the pass with those of `values` that it has a field for and lacks."""
-    names = {f.name for f in fields(each)} if hasattr(each, "__dataclass_fields__") else set()
+    names = {f.name for f in fields(each)} if is_dataclass(each) else set()
     missing = {
         name: value
         for name, value in values.items()
@@ -232,7 +229,7 @@ def _check_kept(result: LoweredPlan, before: LoweredPlan) -> None:
 
 def _check_whole(plan: LoweredPlan, passes: Sequence[Pass]) -> None:
     """Raises unless the lowered plan is all that a step needs, and delivers."""
-    there = {x.transfer for row in plan.ranks for x in row if hasattr(x, "transfer")}
+    there = set(plan.transfers)
     missing = [t for t in exchanges(plan) if t not in there]
     if missing:
         names = ", ".join(map(str, missing[:4])) + (", ..." if len(missing) > 4 else "")

@@ -85,8 +85,8 @@ def timeline_of(
     for gap in gaps:
         by_rank[gap.rank].append(gap)
     summaries = tuple(
-        _summary(own, makespan, *more, free)
-        for own, *more in zip(busy, live, peaks, by_rank, strict=True)
+        _summary(own, makespan, counts, peak, mine, free)
+        for own, counts, peak, mine in zip(busy, live, peaks, by_rank, strict=True)
     )
     return Timeline(makespan, actions, transfers, summaries, memory, gaps)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from octojax.errors import ScheduleError
 from octojax.ir import Action, Kind, Overlap, Partition, Placement, Plan, Schedule
 from octojax.ir.lowering import without_transfers
-from octojax.ir.naive import lower_naively
 from octojax.ir.marked import mark
+from octojax.ir.naive import lower_naively
 from octojax.ir.verify import deliverable, naive_deadlock, verify
 from tests.simulate.random_tables import SETTINGS, tables
 
