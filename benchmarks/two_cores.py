@@ -8,9 +8,9 @@
     stages   one process on the first core: one rank with eight stages, F and B of each in turn
     pair     two processes, one core each: the tuned plan
 
-Every process is pinned, its Eigen has one thread. In each round every variant runs a few steps while
-the others wait, so that a busy machine slows all alike. Printed are medians over all steps, the
-ratios to plain, processor time, page faults, and the most memory that a process has had.
+Every process is pinned, its Eigen has one thread. In each round every variant runs a few steps
+while the others wait, so that a busy machine slows all alike. Printed are medians over all steps,
+the ratios to plain, processor time, page faults, and the most memory that a process has had.
 """
 
 import argparse
@@ -205,7 +205,9 @@ class Variant:
             "ms": 1e3 * statistics.median(seconds),
             "processor ms": 1e3
             * statistics.median(sum(a["processor"] for a in answer) for answer in self.answers),
-            "faults": statistics.median(sum(a["faults"] for a in answer) for answer in self.answers),
+            "faults": statistics.median(
+                sum(a["faults"] for a in answer) for answer in self.answers
+            ),
             "peak MiB": max(a["peak_mib"] for answer in self.answers for a in answer),
         }
 

@@ -37,4 +37,4 @@ def keep_memory() -> bool:
         (_MMAP_MAX, 0),
         (_ARENA_MAX, 1),
     )
-    return all([mallopt(name, value) == 1 for name, value in settings])
+    return sum(mallopt(name, value) for name, value in settings) == len(settings)

@@ -1,4 +1,4 @@
-"""Memory that a process keeps: what is freed is there for the next allocation, without new pages."""
+"""Memory that a process keeps: what is freed is there for the next allocation."""
 
 import platform
 import subprocess
