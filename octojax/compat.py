@@ -8,6 +8,7 @@ Supported: JAX 0.10.2 to 0.12. Differences met, old | new:
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -182,3 +183,19 @@ def key_impl(aval: Aval) -> str:
     `jax.random.key_impl` takes arrays only, in both versions.
     """
     return aval.dtype._impl.name
+
+
+def user_lines(eqn: JaxprEqn) -> tuple[tuple[str, int, str], ...]:
+    """The user's `(file, line, function)` that an equation was traced from, innermost first.
+
+    Frames of JAX itself are left out. No version has a public name for it.
+    """
+    return _user_lines(eqn.source_info.traceback)
+
+
+@functools.lru_cache(maxsize=4096)
+def _user_lines(traceback: Any) -> tuple[tuple[str, int, str], ...]:
+    from jax._src import source_info_util
+
+    frames = source_info_util.user_frames(traceback)
+    return tuple((f.file_name, f.start_line, f.function_name) for f in frames)

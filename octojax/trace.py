@@ -37,7 +37,8 @@ class TracedLoss:
 
     Inputs of `flat` are the leaves of params, state, batch, in this order. Outputs are the loss,
     the leaves of aux (together: the emits), and the leaves of the new state, which has the
-    structure and avals of `state`.
+    structure and avals of `state`. Further outputs are terms of the emits `terms`, one each:
+    scalars that depend on parameters alone and are to be added once per step.
     """
 
     flat: FlatJaxpr
@@ -45,6 +46,7 @@ class TracedLoss:
     state: Leaves
     batch: Leaves
     aux: Leaves
+    terms: tuple[int, ...] = ()
 
     @property
     def num_emits(self) -> int:
