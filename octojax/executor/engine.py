@@ -12,24 +12,22 @@ import numpy as np
 
 from octojax.executor.instructions import RankProgram, StepProgram, Transfer
 from octojax.executor.lower import Lowered
+from octojax.executor.prepare import Model, Preparation
 from octojax.executor.recorded import Recorder
 from octojax.executor.run import Bound, RankThreads, bind, run_rank
 from octojax.executor.transport import StandIns, Transport
 from octojax.executor.values import Place, Value
 from octojax.mesh import PipelineMesh, Rank
 from octojax.programs.build import Job
-from octojax.programs.finish import join_results, sum_gradients, zeros
+from octojax.programs.finish import join_results, sum_gradients
 from octojax.programs.microbatch import Microbatches
 from octojax.programs.recipe import (
     Layout,
     accumulator_dtype,
     on_devices,
     on_rank,
-    raw,
     stored,
-    unstored,
 )
-from octojax.stages.program import Ref, Role
 
 MakeTransport = Callable[
     [Sequence[Transfer], Sequence[Sequence[jax.ShapeDtypeStruct]], PipelineMesh], Transport
@@ -49,22 +47,6 @@ class Results:
     emits: Mapping[int, jax.Array]
     state: Mapping[int, jax.Array]
     counters: tuple[tuple[jax.Array, ...], ...]
-
-
-@dataclass(frozen=True)
-class Model:
-    """What the engine must know of a model beside its stages.
-
-    `params` are the types of the parameter units. `count(values)` advances the counters of
-    module state by one microbatch: it returns new values of the leaves `counters`, from the
-    values of the leaves and units `count_reads` names (types: `count_avals`).
-    """
-
-    params: tuple[Any, ...]
-    counters: tuple[int, ...] = ()
-    count_reads: tuple[Ref, ...] = ()
-    count_avals: tuple[Any, ...] = ()
-    count: Callable[..., Sequence[Any]] | None = None
 
 
 class Engine:
@@ -103,57 +85,22 @@ class Engine:
         rank = self.mesh.ranks[program.rank]
         finish, inputs, given = self._finish(program)
         return [
-            self._prepare_job(program, rank),
+            *self._preparations[program.rank].jobs(),
             Job(f"finish on rank {rank.index}", finish, inputs, given, rank.replicated),
         ]
 
-    def _prepare_job(self, program: RankProgram, rank: Rank) -> Job:
-        """Cuts the batch into this rank's pieces, counts the counters of module state, and
-        clears the sums of gradients."""
-        leaves = sorted({v.index for v in program.batch})
-        wanted = [(v.index, v.microbatch) for v in program.batch]
-        counted = [(v.index, v.microbatch) for v in program.state if self._counts(v)]
-
-        totals = [self._total(u, rank) for u in program.totals]
-
-        def prepare(counters: Sequence[Any], *values: Any) -> tuple[Any, ...]:
-            pieces = self.batch.split(dict(zip(leaves, values, strict=True)), wanted)
-            return (*pieces, *zeros(totals), *self._count(counters, counted))
-
-        whole = [self.batch.avals[i] for i in leaves]
-        placed = [
-            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rank.replicated)
-            for a in (*map(stored, self.model.count_avals), *whole)
-        ]
-        num = len(self.model.count_avals)
-        where = [
-            rank.replicated if self.batch.layouts[v.index] is Layout.WHOLE else rank.along_data
-            for v in program.batch
-        ]
-        where += [t.sharding for t in totals]
-        where += [rank.replicated] * (len(counted) + len(self.model.counters))
-        name = f"prepare rank {rank.index}"
-        return Job(name, prepare, (tuple(placed[:num]), *placed[num:]), (), tuple(where))
+    @cached_property
+    def _preparations(self) -> dict[int, Preparation]:
+        """Per local rank, how a step begins."""
+        found = {}
+        for program in self.ranks:
+            rank = self.mesh.ranks[program.rank]
+            totals = [self._total(u, rank) for u in program.totals]
+            found[program.rank] = Preparation(program, rank, self.batch, self.model, totals)
+        return found
 
     def _counts(self, value: Value) -> bool:
         return value.place is Place.STATE and value.index in self.model.counters
-
-    def _count(self, counters: Sequence[Any], wanted: Sequence[tuple[int, int]]) -> list[Any]:
-        """Returns counters `(leaf, microbatch)`, then their values after the last one."""
-        model = self.model
-        if model.count is None:
-            return []
-        known = dict(zip(model.count_reads, counters, strict=True))
-        found = {}
-        for microbatch in range(self.batch.count + 1):
-            for leaf in model.counters:
-                found[leaf, microbatch] = known.get(Ref(Role.STATE, leaf))
-            reads = zip(model.count_reads, model.count_avals, strict=True)
-            new = model.count(*(unstored(known[ref], aval) for ref, aval in reads))
-            for leaf, value in zip(model.counters, new, strict=True):
-                known[Ref(Role.STATE, leaf)] = raw(value)
-        last = self.batch.count
-        return [found[place] for place in wanted] + [found[leaf, last] for leaf in model.counters]
 
     def _total(self, unit: int, rank: Rank) -> jax.ShapeDtypeStruct:
         aval = self.model.params[unit]
@@ -231,11 +178,14 @@ class Engine:
         self.programs: list[Any] = [
             next(rest) if rank in self.mesh.local_ranks else None for rank, _ in self.step.recipes
         ]
-        own = {r.rank: (next(rest), next(rest)) for r in self.ranks}
+        finishes = {}
+        for rank, preparation in self._preparations.items():
+            preparation.ready([next(rest) for _ in preparation.forms])
+            finishes[rank] = next(rest)
         self.transport = self.make_transport(
             self.step.transfers, [self._at_target(t) for t in self.step.transfers], self.mesh
         )
-        self.parts = [self._part(r, *own[r.rank]) for r in self.ranks]
+        self.parts = [self._part(r, finishes[r.rank]) for r in self.ranks]
         self.threads = RankThreads([r.rank for r in self.ranks])
 
     def _at_target(self, transfer: Transfer) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -252,17 +202,16 @@ class Engine:
                 found.append(on_devices(aval, Layout.STACKED, rank))
         return tuple(found)
 
-    def _part(self, program: RankProgram, prepare: Any, finish: Any) -> "_Part":
+    def _part(self, program: RankProgram, finish: Any) -> "_Part":
         rank = self.mesh.ranks[program.rank]
         owned, emitted = self._owned(program), self._emitted(program)
         outputs = [slot for _, slots in (*owned, *emitted) for slot in slots]
         return _Part(
             program=program,
             rank=rank,
-            leaves=tuple(sorted({v.index for v in program.batch})),
             constants=tuple(self._constant(v, rank) for v in program.constants),
             bound=bind(program, self.programs, self.transport),
-            prepare=prepare,
+            preparation=self._preparations[program.rank],
             finish=finish,
             outputs=itemgetter(*outputs) if len(outputs) > 1 else lambda s: [s[o] for o in outputs],
             units=tuple(unit for unit, _ in owned),
@@ -389,10 +338,9 @@ class _Part:
 
     program: RankProgram
     rank: Rank
-    leaves: tuple[int, ...]
     constants: tuple[jax.Array, ...]
     bound: list[Bound]
-    prepare: Any
+    preparation: Preparation
     finish: Any
     outputs: Callable[[list[Any]], Sequence[Any]]
     units: tuple[int, ...]
@@ -408,17 +356,15 @@ class _Part:
         batch: Sequence[Any],
         loop: Callable[[Sequence[Bound], list[Any]], None] = run_rank,
     ) -> tuple[Sequence[jax.Array], list[tuple[int, jax.Array]], tuple[jax.Array, ...]]:
-        whole = jax.device_put([batch[i] for i in self.leaves], self.rank.replicated)
-        made = self.prepare(tuple(counters), *whole)
-        cut = len(self.program.batch), len(self.program.batch) + len(self.program.totals)
-        pieces, totals, rest = made[: cut[0]], made[cut[0] : cut[1]], iter(made[cut[1] :])
-        states = [next(rest) if leaf is None else state[leaf] for leaf in self.carried]
-        slots = [*params, *self.constants, *states, *pieces, *totals]
-        del made, whole, pieces, totals  # the slots alone keep them alive
+        start = self.preparation.run(counters, batch)
+        counted, counters = iter(start.counted), start.counters
+        states = [next(counted) if leaf is None else state[leaf] for leaf in self.carried]
+        slots: list[Any] = [*params, *self.constants, *states, *start.pieces, *start.totals]
+        del start, counted  # the slots alone keep them alive
         slots += [None] * (self.program.num_slots - len(slots))
         loop(self.bound, slots)
         results = self.finish(*self.outputs(slots))
-        return results, [(leaf, slots[slot]) for leaf, slot in self.final], tuple(rest)
+        return results, [(leaf, slots[slot]) for leaf, slot in self.final], counters
 
 
 def _identifier(name: str) -> str:
