@@ -42,3 +42,7 @@ class MeshError(OctoPipeError, ValueError):
 
 class ExecutionError(OctoPipeError, RuntimeError):
     """A step failed while running; names rank, action, value and peer."""
+
+
+class RowsWarning(UserWarning):
+    """The loss mixes rows of its batch, so some of its values are those of the microbatches."""

@@ -10,9 +10,11 @@ import optax
 from jax.sharding import Mesh
 
 import octojax as octopipe
-from octojax.api.options import options_of
+from octojax.api.options import Options, options_of
 from octojax.api.pipelined import PipelinedLoss
 from octojax.api.reference import reference
+from octojax.api.whole_batch import WholeBatch
+from octojax.frontends import PureLoss
 from octojax.ir import Schedule
 from octojax.programs.microbatch import plan_microbatches
 from tests.zoo import CASES, Case
@@ -126,10 +128,17 @@ def expected(name: str, microbatches: int, rows: int = 8) -> tuple[Any, Any]:
         whole = lambda p: pure.fn(p, pure.state, batch)[0]  # noqa: E731
         plain = jax.jit(jax.value_and_grad(whole, allow_int=True)).lower(pure.params)
         return plain.compile(compiler_options=FAST)(pure.params)
-    leaves = jax.tree.leaves(batch)
-    parts = plan_microbatches(leaves, [""] * len(leaves), microbatches)
-    loss, _, grads, _ = reference(pure.fn, pure.params, pure.state, batch, parts)
+    loss, _, grads, _ = reference(
+        whole_batch(pure, batch, microbatches), pure.params, pure.state, batch
+    )
     return loss, grads
+
+
+def whole_batch(pure: PureLoss, batch: Any, microbatches: int, shards: int = 1) -> WholeBatch:
+    """Returns a loss and the cut of its batch, as a pipeline has them."""
+    leaves, tree = jax.tree.flatten(batch)
+    parts = plan_microbatches(leaves, [""] * len(leaves), microbatches, shards)
+    return WholeBatch(pure, parts, tree, Options(microbatches))
 
 
 def relative_error(found: Any, wanted: Any) -> float:

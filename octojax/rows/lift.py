@@ -182,7 +182,7 @@ class Lift:
         whole = [Term(read(self.env, micro), only)]
         if isinstance(micro, Literal) and micro.val == 0:
             return []
-        if pair is None or pair.scope or not only or shape(micro):
+        if pair is None or pair.scope or not state.params or shape(micro):
             return whole
         ends = list(zip(pair.micro.invars, pair.whole.invars, strict=True))
         states = self.analysis.operands(pair)
@@ -197,7 +197,7 @@ class Lift:
             split = [self(*ends[0]).same]
         else:
             return whole
-        if sum(map(len, split)) < 2:
+        if sum(map(len, split)) < 2 or not any(t.params_only for terms in split for t in terms):
             return whole
         multiplied = pair.name in ("mul", "div")
         found = []

@@ -119,7 +119,7 @@ def _inputs(traced: TracedLoss, portion: Portion) -> list[Rows]:
     states = [Rows(params=True)] * len(traced.params)
     states += [Rows(params=True, draws=k in mutable) for k in range(len(traced.state))]
     table = {
-        "rows": Rows((Group((0,)),), batch=True),
+        "rows": Rows((Group((0,)),) if portion.pieces > 1 else (), batch=True),
         "shared": Rows(batch=True),
         "key": Rows(batch=True, draws=True),
     }
@@ -257,6 +257,8 @@ class _Rewriting:
         parts = self.lift(micro, whole)
         alone = [t.atom for t in parts.same if t.params_only and not shape(t.atom)]
         rest = [t.atom for t in parts.same if not t.params_only or shape(t.atom)]
+        if index == 0 and not rest and parts.added is None and parts.own is None:
+            return self._sum(micro, parts, alone), rule, []  # no stage would be left
         if rule.rule == "last":
             return (value, rule, []) if rest else (self.lift.zeros(micro), Join("sum"), alone)
         return self._sum(micro, parts, rest), Join("sum"), alone
@@ -268,7 +270,8 @@ class _Rewriting:
 
     def _sum(self, micro: Atom, parts: Parts, same: Sequence[Atom]) -> Atom:
         values = [] if parts.added is None else [parts.added]
-        values += [self.lift.times(x, 1 / self.portion.pieces) for x in same]
+        pieces = self.portion.pieces
+        values += [x if pieces == 1 else self.lift.times(x, 1 / pieces) for x in same]
         if parts.own is not None:
             share = self._weight() if self.portion.weighted else self.portion.share
             values.append(parts.own if share == 1.0 else self.lift.times(parts.own, share))
@@ -307,8 +310,7 @@ class _Rewriting:
         ]
         more = [var for _, var in wanted]
         if self.weight is not None and self.weight in used:
-            rows = sum(1 for _ in ()) or self._whole_rows()
-            aval = jax.ShapeDtypeStruct((rows,), np.float32)
+            aval = jax.ShapeDtypeStruct((self._whole_rows(),), np.float32)
             extras.append(Extra("weight", aval, True, WEIGHT))
             more.append(self.weight)
         count = len(self.traced.flat.invars)
@@ -320,7 +322,13 @@ class _Rewriting:
             (*batch.avals, *(jax.ShapeDtypeStruct(shape(v), aval_of(v).dtype) for v in more)),
         )
         return WholeLoss(
-            replace(self.traced, flat=flat, batch=leaves, terms=tuple(terms)),
+            replace(
+                self.traced,
+                flat=flat,
+                batch=leaves,
+                terms=tuple(terms),
+                pieces=self.portion.pieces,
+            ),
             tuple(extras),
             self._evaluation([whole for whole, _ in wanted]),
             tuple(joins),
@@ -346,6 +354,12 @@ class _Rewriting:
         return jax.make_jaxpr(
             lambda *xs: compat.eval_jaxpr(closed, [*(c for _, c in consts), *xs])
         )(*(jax.ShapeDtypeStruct(shape(v), aval_of(v).dtype) for v in leaves))
+
+
+def separated(traced: TracedLoss) -> TracedLoss:
+    """The loss of a batch by itself, its terms of parameters alone as results of their own."""
+    kinds = ("shared",) * len(traced.batch)
+    return whole_loss(traced, traced, Portion(kinds, 1.0, 1), {}).traced
 
 
 def _placed(rule: Join, state: Rows, micro: Any, whole: Any) -> Join:

@@ -73,10 +73,7 @@ def trace_joint(program: Program, wanted: Sequence[Ref], cotangents: Sequence[Re
         return results, pull(gradients)[0]
 
     values = [shape_of(v) for v in program.jaxpr.jaxpr.invars]
-    gradients = [
-        jax.ShapeDtypeStruct((), jnp.float32) if c.role is Role.SEED else shape_of(outs[i])
-        for c, i in zip(cotangents, pulled, strict=True)
-    ]
+    gradients = [shape_of(outs[i]) for i in pulled]
     if not (at and pulled):
         return _without_backward(program, values)
     closed = inline_calls(jax.make_jaxpr(joint)(values, gradients))
