@@ -1,5 +1,6 @@
 """Pipelines of zoo models for tests, and what they are compared with."""
 
+import contextlib
 from functools import cache
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from jax.sharding import Mesh
 
 import octojax as octopipe
@@ -38,6 +40,13 @@ def case_of(name: str) -> Case:
     return CASES[name]()
 
 
+def mixing(case: Case, microbatches: int) -> contextlib.AbstractContextManager[Any]:
+    """Expects the warning of a model that mixes rows, and no other."""
+    if case.mixes_rows and microbatches > 1:
+        return pytest.warns(octopipe.RowsWarning, match="not of the whole batch")
+    return contextlib.nullcontext()
+
+
 def compiled(
     case: Case,
     schedule: Any,
@@ -50,20 +59,21 @@ def compiled(
     **options: Any,
 ) -> octopipe.TrainStep:
     """Returns the step of a zoo case, compiled quickly."""
-    return octopipe.compile(
-        case.model,
-        case.loss_fn,
-        optimizer or optax.sgd(0.1),
-        case.batch(rows),
-        params=case.params,
-        mesh=mesh or pipe(ranks),
-        microbatches=microbatches,
-        schedule=schedule,
-        progress=False,
-        compiler_options=FAST,
-        **case.options,
-        **options,
-    )
+    with mixing(case, microbatches):
+        return octopipe.compile(
+            case.model,
+            case.loss_fn,
+            optimizer or optax.sgd(0.1),
+            case.batch(rows),
+            params=case.params,
+            mesh=mesh or pipe(ranks),
+            microbatches=microbatches,
+            schedule=schedule,
+            progress=False,
+            compiler_options=FAST,
+            **case.options,
+            **options,
+        )
 
 
 def chain(
@@ -110,7 +120,8 @@ def gradients(
     pure, batch = case.pure(), case.batch(8)
     given = {"schedule": schedule, "microbatches": microbatches, **options}
     chosen = options_of(case.model, **given, progress=False, compiler_options=FAST)
-    loss = PipelinedLoss(pure, batch, chosen, mesh or pipe(ranks))
+    with mixing(case, microbatches):
+        loss = PipelinedLoss(pure, batch, chosen, mesh or pipe(ranks))
     results, value, _ = loss.run(loss.trainer, loss.place(pure.params, pure.state), batch)
     loss.trainer.engine.close()
     return value, loss.tree(loss.filled(results))

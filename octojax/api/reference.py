@@ -21,7 +21,7 @@ def reference(whole: WholeBatch, params: Any, state: Any, batch: Any) -> tuple[A
     rules.
     """
     if per_microbatch(whole):
-        return _by_microbatches(whole, params, state, batch)
+        return by_microbatches(whole, params, state, batch)
 
     def loss_of(params: Any) -> tuple[Any, Any]:
         loss, aux, new_state = whole.pure.fn(params, state, batch)
@@ -42,9 +42,10 @@ def per_microbatch(whole: WholeBatch) -> bool:
     return changes or Kind.KEY in whole.given.kinds
 
 
-def _by_microbatches(
+def by_microbatches(
     whole: WholeBatch, params: Any, state: Any, batch: Any
 ) -> tuple[Any, Any, Any, Any]:
+    """Returns what `reference` does, with the microbatches of the pipeline one by one."""
     cut = whole.batch
     leaves = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in jax.tree.leaves(batch)]
     if whole.evaluate is not None:
@@ -55,12 +56,15 @@ def _by_microbatches(
     totals = [0.0 * x if compat.is_float(jnp.asarray(x)) else x for x in values]
     pieces: list[list[list[Any]]] = []
     terms: list[Any] = []
+    steps: dict[tuple[int, bool], Any] = {}
     for m in range(cut.count):
-        step = _gradient(whole.traced(m), first=m == 0)
         of_shards, new = [], states
         for shard in shards:
+            with_terms = m == 0 and shard in (None, 0)
+            if (size := cut.sizes[m], with_terms) not in steps:
+                steps[size, with_terms] = _gradient(whole.traced(m), with_terms)
             part = [cut.piece(i, x, m, shard) for i, x in enumerate(leaves)]
-            (_, (emits, new, more)), grads = step(values, states, part, shard in (None, 0))
+            (_, (emits, new, more)), grads = steps[size, with_terms](values, states, part)
             totals = [
                 t + g if compat.is_float(jnp.asarray(t)) else g
                 for t, g in zip(totals, grads, strict=True)
@@ -86,18 +90,16 @@ def _by_microbatches(
     return emits[0], traced.aux.unflatten(emits[1:]), grads, new_state
 
 
-def _gradient(traced: TracedLoss, first: bool) -> Any:
-    """The value and gradient of a microbatch's loss; of the first also of its terms."""
+def _gradient(traced: TracedLoss, with_terms: bool) -> Any:
+    """The value and gradient of a microbatch's loss; of one of them, with its terms."""
     flat = traced.flat
     jaxpr = compat.new_jaxpr([*flat.constvars, *flat.invars], flat.outvars, flat.eqns)
     ends = traced.num_emits, traced.num_emits + len(traced.state)
 
-    def loss_of(params: Any, state: Any, part: Any, with_terms: bool) -> tuple[Any, Any]:
-        found = compat.eval_jaxpr(jaxpr, [*flat.constants, *params, *state, *part])
-        emits, new, terms = found[: ends[0]], found[ends[0] : ends[1]], found[ends[1] :]
+    def loss_of(params: Any, state: Any, part: Any) -> tuple[Any, Any]:
+        values = compat.eval_jaxpr(jaxpr, [*flat.constants, *params, *state, *part])
+        emits, new, terms = values[: ends[0]], values[ends[0] : ends[1]], values[ends[1] :]
         of_loss = [t for e, t in zip(traced.terms, terms, strict=True) if e == 0]
-        loss = emits[0] + (sum(of_loss) if with_terms and first else 0)
-        return loss, (emits, new, terms)
+        return emits[0] + (sum(of_loss) if with_terms else 0), (emits, new, terms)
 
-    run = jax.value_and_grad(loss_of, has_aux=True, allow_int=True)
-    return jax.jit(run, static_argnums=3)
+    return jax.jit(jax.value_and_grad(loss_of, has_aux=True, allow_int=True))

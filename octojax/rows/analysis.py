@@ -10,7 +10,7 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from octojax import compat
 from octojax.compat import REMAT_NAMES, Atom
 from octojax.rows import rules
-from octojax.rows.pairs import Pair, Paired
+from octojax.rows.pairs import Misaligned, Pair, Paired
 from octojax.rows.state import SAME, Group, Rows, joined
 
 
@@ -96,6 +96,8 @@ class Analysis:
                 return state
         if numbered and pair.name in ("lt", "broadcast_in_dim", "reshape", "concatenate"):
             return state
+        if pair.glue:
+            raise Misaligned(pair.micro, f"of one row, {pair.name} is left out")
         whole = pair.whole.invars[operand]
         possible = isinstance(whole, Literal) or not self.inside
         possible = possible and self._can_be_split(pair, operand)

@@ -18,7 +18,7 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from octojax.compat import REMAT_NAMES, Atom, aval_of
 from octojax.jaxprs.flat import Builder, read
 from octojax.rows.analysis import Analysis, accumulators, same_value
-from octojax.rows.pairs import Pair, shape
+from octojax.rows.pairs import Misaligned, Pair, shape
 from octojax.rows.rules import linear_operands
 from octojax.rows.state import Rows
 
@@ -74,7 +74,7 @@ class Lift:
         self.analysis, self.builder, self.env, self.request = analysis, builder, env, request
         self.blame: set[int] = set()
         paired = analysis.paired
-        self.pairs = {v: p for p in paired.pairs for v in p.micro.outvars}
+        self.pairs = {v: p for p in paired.pairs if not p.glue for v in p.micro.outvars}
         self.calls: dict[Var, tuple[int, Atom]] = {}
         for scope, (eqn, _) in enumerate(paired.calls, 1):
             ends = zip(eqn.outvars, paired.bodies[scope].outvars, strict=True)
@@ -97,9 +97,9 @@ class Lift:
             return Parts(same=tuple(self._terms(micro, state)))
         if isinstance(micro, Var) and micro in self.calls:
             return self._of_call(micro, whole, state)
-        pair = self.pairs[micro] if isinstance(micro, Var) else None
+        pair = self.pairs.get(micro) if isinstance(micro, Var) else None
         if pair is None:
-            return Parts(own=micro)
+            raise Misaligned(None, "of one row, a sum over rows is another operation")
         if pair.name in ("scan", "cond") and state.added:
             return self._of_loop(micro, whole, pair)
         states = self.analysis.operands(pair)

@@ -31,13 +31,15 @@ class Misaligned(Exception):
 class Pair:
     """One equation in both traces. `scope` numbers the call of the microbatch's trace it is in
     (0: none); `bodies` are the paired bodies of a loop or of branches. `probe` is the equation
-    for another number of rows, with which the whole batch's is compared."""
+    for another number of rows, with which the whole batch's is compared. `glue`: the
+    microbatch's trace has no such equation, and `micro` is the probe's."""
 
     micro: JaxprEqn
     whole: JaxprEqn
     scope: int
     probe: JaxprEqn
     bodies: tuple["Paired", ...] = ()
+    glue: bool = False
 
     @property
     def name(self) -> str:
@@ -127,17 +129,28 @@ class _Walk:
 
     def __init__(self, paired: Paired) -> None:
         self.paired, self.at = paired, 0
+        self.wholes = dict(zip(paired.probe.invars, paired.whole.invars, strict=True))
+        self.wholes.update(zip(paired.probe.constvars, paired.whole.constvars, strict=True))
+        self.alike = dict(zip(paired.probe.invars, paired.micro.invars, strict=True))
+        self.alike.update(zip(paired.probe.constvars, paired.micro.constvars, strict=True))
 
     def walk(self, eqns: Sequence[JaxprEqn], probes: Sequence[JaxprEqn], scope: int) -> None:
-        for eqn, probe in zip(eqns, probes):
-            if eqn.primitive.name != probe.primitive.name:
-                raise Misaligned(eqn, f"{eqn.primitive.name} is {probe.primitive.name} elsewhere")
-            if eqn.primitive.name in CALLS and body_of(eqn) is not None:
-                self._call(eqn, probe, scope)
+        same = eqns if eqns is probes else _aligned(eqns, probes)
+        for eqn, probe in zip(same, probes, strict=True):
+            if eqn is not None and not self._fits(eqn, probe):
+                eqn = None
+            if probe.primitive.name in CALLS and body_of(probe) is not None:
+                self._call(eqn or probe, probe, scope)
             else:
-                self._one(eqn, probe, scope)
-        if len(eqns) != len(probes):
-            raise Misaligned(None, f"{len(eqns)} operations are {len(probes)} for other rows")
+                self._one(eqn or probe, probe, scope, glue=eqn is None)
+
+    def _fits(self, eqn: JaxprEqn, probe: JaxprEqn) -> bool:
+        """Whether both read what corresponds, as far as that is known."""
+        if eqn is probe:
+            return True
+        reads = [(a, b) for a, b in zip(eqn.invars, probe.invars) if isinstance(b, Var)]
+        ends = [(a, self.alike[b]) for a, b in reads if b in self.alike]
+        return all(a is b for a, b in ends)
 
     def _call(self, eqn: JaxprEqn, probe: JaxprEqn, scope: int) -> None:
         paired = self.paired
@@ -147,18 +160,28 @@ class _Walk:
         paired.probes[id(eqn)] = probe
         inner = len(paired.calls)
         paired.bodies[inner] = body
-        for var, operand in zip(body.invars, eqn.invars, strict=True):
-            paired.counterpart[var] = paired.whole_of(operand)
+        for var, operand in zip(other.invars, probe.invars, strict=True):
+            self.wholes[var] = self._whole_of_probe(operand)
+        if probe is not eqn:
+            self.alike.update(zip(other.invars, body.invars, strict=True))
+        for var, operand in zip(body.invars, probe.invars, strict=True):
+            paired.counterpart[var] = self._whole_of_probe(operand)
         for var, value in zip(body.constvars, body.constants, strict=True):
             same = [v for v, c in zip(paired.whole.constvars, paired.whole.constants) if c is value]
             if not same:
                 raise Misaligned(eqn, "a call has constants of its own in each trace")
             paired.counterpart[var] = same[0]
-        self.walk(body.eqns, other.eqns, inner)
-        for var, atom in zip(eqn.outvars, body.outvars, strict=True):
-            paired.counterpart[var] = paired.whole_of(atom)
+        self.wholes.update((v, paired.counterpart[w]) for v, w in zip(other.constvars, body.constvars))
+        self.walk(body.eqns, body.eqns if probe is eqn else other.eqns, inner)
+        for k, atom in enumerate(other.outvars):
+            whole = self._whole_of_probe(atom)
+            paired.counterpart[eqn.outvars[k]] = self.wholes[probe.outvars[k]] = whole
+            self.alike[probe.outvars[k]] = eqn.outvars[k]
 
-    def _one(self, eqn: JaxprEqn, probe: JaxprEqn, scope: int) -> None:
+    def _whole_of_probe(self, atom: Atom) -> Atom:
+        return atom if isinstance(atom, Literal) else self.wholes[atom]
+
+    def _one(self, eqn: JaxprEqn, probe: JaxprEqn, scope: int, glue: bool = False) -> None:
         paired, eqns = self.paired, self.paired.whole.eqns
         name = eqn.primitive.name
         if self.at >= len(eqns) or eqns[self.at].primitive.name != name:
@@ -175,8 +198,50 @@ class _Walk:
         self.at += 1
         three = zip(*map(sub_bodies, (eqn, whole, probe)), strict=True)
         bodies = tuple(pair(a, b, None if probe is eqn else c) for a, b, c in three)
-        paired.pairs.append(Pair(eqn, whole, scope, probe, bodies))
+        paired.pairs.append(Pair(eqn, whole, scope, probe, bodies, glue))
         paired.counterpart.update(zip(eqn.outvars, whole.outvars, strict=True))
+        self.wholes.update(zip(probe.outvars, whole.outvars, strict=True))
+        if not glue and probe is not eqn:
+            self.alike.update(zip(probe.outvars, eqn.outvars, strict=True))
+
+
+def _aligned(
+    eqns: Sequence[JaxprEqn], probes: Sequence[JaxprEqn], far: int = 40
+) -> list[JaxprEqn | None]:
+    """For each probe the equation that is the same for a single row, None where there is none.
+
+    Of one row, JAX leaves out broadcasts, and squeezes what `einsum` contracts.
+    """
+    found: list[JaxprEqn | None] = []
+    i = 0
+    while len(found) < len(probes):
+        j = len(found)
+        if i < len(eqns) and _similar(eqns[i], probes[j]):
+            found.append(eqns[i])
+            i += 1
+            continue
+        skips = ((d - k, k) for d in range(1, far) for k in range(d + 1))
+        for a, b in skips:
+            here, there = eqns[i + a : i + a + 3], probes[j + b : j + b + 3]
+            if here and len(here) == len(there) and all(map(_similar, here, there)):
+                i += a
+                found += [None] * b
+                break
+        else:
+            found.append(None)
+    return found
+
+
+def _similar(eqn: JaxprEqn, probe: JaxprEqn) -> bool:
+    """Whether two equations differ in the number of rows alone, as far as their results show."""
+    if eqn.primitive.name != probe.primitive.name or len(eqn.invars) != len(probe.invars):
+        return False
+    ends = list(zip(eqn.outvars, probe.outvars))
+    return len(eqn.outvars) == len(probe.outvars) and all(
+        len(shape(a)) == len(shape(b))
+        and all(x == y or (x and y % x == 0) for x, y in zip(shape(a), shape(b)))
+        for a, b in ends
+    )
 
 
 def sub_bodies(eqn: JaxprEqn) -> list[FlatJaxpr]:

@@ -23,7 +23,9 @@ ELEMENTWISE = frozenset(
     population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt
     select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
     stop_gradient sub tan tanh threefry2x32 xor zeta clz eq_to le_to lt_to mulhi random_wrap
-    random_unwrap random_fold_in""".split()
+    random_unwrap random_fold_in bitcast_convert_type random_clone
+    threefry4x32 philox2x32 philox4x32 sharding_constraint layout_constraint device_put reshard
+    pvary pin unpin zeros_like tie with_memory_space_constraint""".split()
 )
 LINEAR = frozenset(
     """add add_any sub neg convert_element_type copy copy_p real imag name stop_gradient
@@ -598,6 +600,12 @@ def _window(pair: Pair, states: States, base: Rows, number: int) -> Rows:
     return blamed(state, number) if mixes else state
 
 
+def _fft(pair: Pair, states: States, base: Rows, number: int) -> Rows:
+    rank = len(pair.shapes(0)[0])
+    axes = range(rank - len(pair.probe.params["fft_lengths"]), rank)
+    return _along(lambda _: axes)(pair, states, base, number)
+
+
 def _square(pair: Pair, states: States, base: Rows, number: int) -> list[Rows]:
     """Linear algebra over the last two dimensions."""
     results = []
@@ -636,7 +644,9 @@ def _unknown(pair: Pair, states: States, base: Rows, number: int) -> list[Rows]:
 
 
 def _last_axis(pair: Pair, states: States, base: Rows, number: int) -> list[Rows]:
-    axis = pair.probe.params.get("axis", -1) % max(1, len(pair.shapes(0)[0]))
+    params = pair.probe.params
+    axis = params.get("axis", params.get("reduction_dimension", params.get("operand_axis", -1)))
+    axis = axis % max(1, len(pair.shapes(0)[0]))
     rule = _along(lambda _: [axis])
     return [rule(pair, states, base, number)] * len(pair.probe.outvars)
 
@@ -654,6 +664,8 @@ _RULES: dict[str, Callable[..., Rows | list[Rows]]] = {
     "rev": _along(lambda pair: pair.probe.params["dimensions"]),
     "sort": _along(lambda pair: [pair.probe.params["dimension"]]),
     "top_k": _last_axis,
+    "approx_top_k": _last_axis,
+    "fft": _fft,
     "transpose": _transpose,
     "squeeze": _squeeze,
     "reshape": _reshape,
@@ -670,6 +682,8 @@ _RULES: dict[str, Callable[..., Rows | list[Rows]]] = {
     "random_split": _draws,
     "random_seed": _draws,
     "random_gamma": _draws,
+    "iota_2x32_shape": _draws,
+    "rng_bit_generator": _draws,
     "gather": _gather,
     "scatter": _scatter,
     "scatter-add": _scatter,
@@ -679,7 +693,9 @@ _RULES: dict[str, Callable[..., Rows | list[Rows]]] = {
     "scatter-min": _scatter,
     "conv_general_dilated": _conv,
     **dict.fromkeys(
-        ("reduce_window_sum", "reduce_window_max", "reduce_window_min"), _window
+        ("reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window",
+         "select_and_gather_add", "select_and_scatter_add"),
+        _window,
     ),
     **dict.fromkeys(
         ("cholesky", "triangular_solve", "qr", "svd", "eigh", "eig", "lu", "householder_product"),

@@ -93,18 +93,16 @@ def whole_loss(
     other = None if probe is None else written_out(probe.flat)
     while True:
         try:
-            paired = pair(flat, whole.flat, other)
-        except Misaligned as parting:
-            return _unaligned(replace(traced, flat=flat), whole, portion, declared, parting)
-        analysis = Analysis(paired)
-        states = analysis.run(_inputs(traced, portion))
-        try:
+            analysis = Analysis(pair(flat, whole.flat, other))
+            states = analysis.run(_inputs(traced, portion))
             if not analysis.opened:
                 rewriting = _Rewriting(traced, whole, portion, analysis, declared)
                 return rewriting.result(states)
             wanted = analysis.opened
         except NeedsOpening as need:
-            wanted = {id(_outermost(analysis, need.eqn))}
+            wanted = {id(_outermost(analysis, need.eqn))}  # pyright: ignore[reportPossiblyUnbound]
+        except Misaligned as parting:
+            return _unaligned(replace(traced, flat=flat), whole, portion, declared, parting)
         if other is not None:
             other = _opened(other, {id(paired.probes[eqn]) for eqn in wanted})
         flat = _opened(flat, wanted)
