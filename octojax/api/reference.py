@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from octojax import compat
 from octojax.api.whole_batch import WholeBatch
@@ -55,22 +56,18 @@ def by_microbatches(
     states = jax.tree.leaves(state)
     totals = [0.0 * x if compat.is_float(jnp.asarray(x)) else x for x in values]
     pieces: list[list[list[Any]]] = []
-    terms: list[Any] = []
-    steps: dict[tuple[int, bool], Any] = {}
+    steps: dict[int, Any] = {}
     for m in range(cut.count):
         of_shards, new = [], states
         for shard in shards:
-            with_terms = m == 0 and shard in (None, 0)
-            if (size := cut.sizes[m], with_terms) not in steps:
-                steps[size, with_terms] = _gradient(whole.traced(m), with_terms)
+            size = cut.sizes[m]
+            if size not in steps:
+                steps[size] = _gradient(whole.traced(m), slice(0, 1))
             part = [cut.piece(i, x, m, shard) for i, x in enumerate(leaves)]
-            (_, (emits, new, more)), grads = steps[size, with_terms](values, states, part)
-            totals = [
-                t + g if compat.is_float(jnp.asarray(t)) else g
-                for t, g in zip(totals, grads, strict=True)
-            ]
+            (_, results), grads = steps[size](values, states, part)
+            emits, new = results[: len(whole.joins)], results[len(whole.joins) :]
+            totals = _added(totals, grads)
             of_shards.append(emits)
-            terms = terms or more
         states = new
         pieces.append(of_shards)
     emits = [
@@ -83,23 +80,42 @@ def by_microbatches(
         for e, join in enumerate(whole.joins)
     ]
     traced = whole.first.traced
-    for emit, term in zip(traced.terms, terms, strict=True):
-        emits[emit] = emits[emit] + term
+    if traced.terms:
+        first = traced.num_emits + len(traced.state)
+        of_loss = [first + k for k, emit in enumerate(traced.terms) if emit == 0]
+        part = [cut.piece(i, x, 0, shards[0]) for i, x in enumerate(leaves)]
+        run = _gradient(traced, of_loss, slice(first, None))
+        (_, terms), grads = run(values, states, part)
+        totals = _added(totals, grads)
+        for emit, term in zip(traced.terms, terms, strict=True):
+            emits[emit] = emits[emit] + term
     grads = jax.tree.unflatten(jax.tree.structure(params), totals)
     new_state = jax.tree.unflatten(jax.tree.structure(state), states)
     return emits[0], traced.aux.unflatten(emits[1:]), grads, new_state
 
 
-def _gradient(traced: TracedLoss, with_terms: bool) -> Any:
-    """The value and gradient of a microbatch's loss; of one of them, with its terms."""
+def _added(totals: list[Any], grads: list[Any]) -> list[Any]:
+    return [
+        t + g if compat.is_float(jnp.asarray(t)) else g for t, g in zip(totals, grads, strict=True)
+    ]
+
+
+def _sum(values: list[Any]) -> Any:
+    return sum(values[1:], start=values[0]) if values else np.float32(0)
+
+
+def _gradient(traced: TracedLoss, of: Any, results: Any = None) -> Any:
+    """The gradient of some outputs of a microbatch's loss, and others beside; jitted."""
     flat = traced.flat
-    jaxpr = compat.new_jaxpr([*flat.constvars, *flat.invars], flat.outvars, flat.eqns)
-    ends = traced.num_emits, traced.num_emits + len(traced.state)
+    results = slice(0, traced.num_emits + len(traced.state)) if results is None else results
+    every = list(range(len(flat.outvars)))
+    wanted = every[of] if isinstance(of, slice) else of
+    kept = every[results]
+    outvars = [flat.outvars[k] for k in (*wanted, *kept)]
+    jaxpr = compat.new_jaxpr([*flat.constvars, *flat.invars], outvars, flat.eqns)
 
     def loss_of(params: Any, state: Any, part: Any) -> tuple[Any, Any]:
         values = compat.eval_jaxpr(jaxpr, [*flat.constants, *params, *state, *part])
-        emits, new, terms = values[: ends[0]], values[ends[0] : ends[1]], values[ends[1] :]
-        of_loss = [t for e, t in zip(traced.terms, terms, strict=True) if e == 0]
-        return emits[0] + (sum(of_loss) if with_terms else 0), (emits, new, terms)
+        return _sum(values[: len(wanted)]), values[len(wanted) :]
 
     return jax.jit(jax.value_and_grad(loss_of, has_aux=True, allow_int=True))

@@ -1,7 +1,8 @@
 """The loss of every microbatch as a summand of the whole batch's, and what that takes of a batch."""
 
+import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,13 @@ class WholeBatch:
             rules = declared(self.options.aux, traced.aux.names)
             whole = traced if self._pieces == 1 else self._whole
             portion = self._portion(microbatch)
-            self._by_size[size] = whole_loss(traced, whole, portion, rules, self._probe(microbatch))
+            found = None
+            for probe in self._probes(microbatch):
+                found = whole_loss(traced, whole, portion, rules, probe)
+                if found.unaligned is None:
+                    break
+            assert found is not None
+            self._by_size[size] = found
         return self._by_size[size]
 
     @property
@@ -101,6 +108,8 @@ class WholeBatch:
             if self._pieces == 1 or not self._runs_whole():
                 raise
             rows = self.given.sizes[microbatch] // self.given.shards
+            frames = traceback.extract_tb(error.__traceback__)
+            where = [f"{f.filename}:{f.lineno}" for f in frames if _is_users(f.filename)]
             alike = [
                 name
                 for name, kind in zip(self.given.names, self.given.kinds, strict=True)
@@ -108,8 +117,8 @@ class WholeBatch:
             ]
             raise LossError(
                 f"the loss takes the whole batch of {self.given.num_rows} rows, but not the "
-                f"{rows} rows of a microbatch, for which it is traced: {error}\n"
-                f"A leaf of the batch that has no rows but is as long ({', '.join(alike)} are "
+                f"{rows} rows of a microbatch, for which it is traced: at {where[-1] if where else 'an unknown line'}: "
+                f"{error}\nA leaf of the batch that has no rows but is as long ({', '.join(alike)} are "
                 f"split) must be named: shared=('path',). An array of {self.given.num_rows} rows "
                 f"that the loss closes over belongs into the batch; a number of rows taken from "
                 f"outside must be taken from the batch's shape"
@@ -121,19 +130,29 @@ class WholeBatch:
         except Exception:  # whatever it is, the microbatch's own error says it
             return False
 
-    def _probe(self, microbatch: int) -> TracedLoss | None:
-        """A trace to compare the whole batch's with, where a microbatch has one row alone."""
-        rows = self.given.sizes[microbatch] // self.given.shards
-        if rows != 1 or self._pieces == 1 or Kind.ROWS not in self.given.kinds:
-            return None
-        other = 2 if self.given.num_rows != 2 else 4
+    def _probes(self, microbatch: int) -> Iterator[TracedLoss | None]:
+        """Yields traces to compare the whole batch's with, the best first; None: the
+        microbatch's own. Of a single row JAX leaves out operations that others need."""
+        rows, every = self.given.sizes[microbatch] // self.given.shards, self.given.num_rows
+        if self._pieces == 1 or Kind.ROWS not in self.given.kinds:
+            yield None
+            return
+        if rows > 1:
+            yield None
+        for other in (2 * rows, 4 * rows):
+            if other != every and (trace := self._trace_rows(other)) is not None:
+                yield trace
+        if rows == 1:
+            yield None
+
+    def _trace_rows(self, rows: int) -> TracedLoss | None:
         shapes = [
-            jax.ShapeDtypeStruct((other, *a.shape[1:]), a.dtype) if kind is Kind.ROWS else a
+            jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype) if kind is Kind.ROWS else a
             for a, kind in zip(self.given.avals, self.given.kinds, strict=True)
         ]
         try:
             return self._trace(shapes)
-        except Exception:  # a loss of just one row has no other form
+        except Exception:  # a loss of just these numbers of rows
             return None
 
     # ------------------------------------------------------------------ what mixes rows
@@ -156,7 +175,7 @@ class WholeBatch:
                 f"{where} ({found.unaligned.why}), so its rows cannot be followed"
             )
         else:
-            lines = list(dict.fromkeys(map(user_line, found.mixing)))
+            lines = lines_of(found.mixing)
             more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
             why = f"the loss mixes the rows of its batch at {'; '.join(lines[:_MOST_LINES])}{more}"
         text = (
@@ -204,15 +223,28 @@ class WholeBatch:
         return jnp.repeat(each, np.asarray(sizes), total_repeat_length=given.num_rows)
 
 
+def lines_of(eqns: Sequence[Any]) -> list[str]:
+    """The user's lines that equations come from, each once, with the first operation there."""
+    texts: dict[str, str] = {}
+    for eqn in eqns:
+        text = user_line(eqn)
+        texts.setdefault(text.split(" (")[0], text)
+    known = [text for text in texts.values() if " (" in text]
+    return known or list(texts.values())
+
+
 def user_line(eqn: Any) -> str:
     """Where an equation comes from: `file:line (function)`, the innermost of the user's."""
     lines = compat.user_lines(eqn)
-    own = str(Path(octojax.__file__).parent)
-    outside = [x for x in lines if "site-packages" not in x[0] and not x[0].startswith(own)]
+    outside = [x for x in lines if _is_users(x[0])]
     if not lines:
         return eqn.primitive.name
     file, line, function = (outside or lines)[0]
     return f"{file}:{line} ({eqn.primitive.name} in {function})"
+
+
+def _is_users(file: str) -> bool:
+    return "site-packages" not in file and not file.startswith(str(Path(octojax.__file__).parent))
 
 
 def leaves_without_rows(

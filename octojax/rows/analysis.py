@@ -207,7 +207,7 @@ class Analysis:
 
 def _keeps(state: Rows) -> bool:
     """Whether a sum over rows, or a value of this microbatch, is to go on with its own numbers."""
-    return (not state.fixed and state.lumped) or (bool(state.groups) and state.inner)
+    return not state.fixed and (state.lumped or (bool(state.groups) and state.inner))
 
 
 def same_value(a: Literal, b: Literal) -> bool:

@@ -15,11 +15,13 @@ import jax
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal, Var
 
+from octojax import compat
 from octojax.compat import REMAT_NAMES, Atom, aval_of
 from octojax.jaxprs.flat import Builder, read
+from octojax.jaxprs.fold import slice_static
 from octojax.rows.analysis import Analysis, accumulators, same_value
-from octojax.rows.pairs import Misaligned, Pair, shape
-from octojax.rows.rules import linear_operands
+from octojax.rows.pairs import Misaligned, Pair, Paired, shape
+from octojax.rows.rules import ELEMENTWISE, linear_operands
 from octojax.rows.state import Rows
 
 _SUMS = frozenset({"add", "add_any", "sub", "concatenate", "select_n", "pad", "stack"})
@@ -79,6 +81,7 @@ class Lift:
         for scope, (eqn, _) in enumerate(paired.calls, 1):
             ends = zip(eqn.outvars, paired.bodies[scope].outvars, strict=True)
             self.calls.update((v, (scope, x)) for v, x in ends)
+        self.stacks = _stacks(paired)
         self.known: dict[Var, Parts] = {}
         self.copies: dict[Var, Atom] = {}
 
@@ -184,6 +187,8 @@ class Lift:
             return []
         if pair is None or pair.scope or not state.params or shape(micro):
             return whole
+        if only and pair.name == "reduce_sum" and self._is_stacked(pair.micro.invars[0], 0):
+            return [Term(atom, True) for atom in self._by_rows(pair)]
         ends = list(zip(pair.micro.invars, pair.whole.invars, strict=True))
         states = self.analysis.operands(pair)
         if pair.name in ("add", "add_any", "sub"):
@@ -210,6 +215,30 @@ class Lift:
                 atom = self._again(pair, alone, others)
                 assert atom is not None
                 found.append(Term(atom, term.params_only))
+        return found
+
+    def _is_stacked(self, atom: Atom, rows: int) -> bool:
+        """Whether an array is made, row by row along axis 0, of parameters stacked over layers."""
+        if isinstance(atom, Literal):
+            return not shape(atom)
+        rows = rows or (shape(atom) or (0,))[0]
+        if atom in self.stacks:
+            return shape(atom)[0] == rows
+        pair = self.pairs.get(atom)
+        if pair is None or pair.name not in ELEMENTWISE or shape(atom)[:1] != (rows,):
+            return False
+        return all(self._is_stacked(x, rows) for x in pair.micro.invars)
+
+    def _by_rows(self, pair: Pair) -> list[Atom]:
+        """A sum over parameters stacked over layers, layer by layer: they have several owners."""
+        stack = read(self.env, pair.micro.invars[0])
+        assert isinstance(stack, Var) and 0 in pair.micro.params["axes"]
+        found = []
+        for k in range(shape(stack)[0]):
+            starts, sizes = (k, *(0 for _ in shape(stack)[1:])), (1, *shape(stack)[1:])
+            row = slice_static(self.builder, stack, starts, sizes)
+            aval = aval_of(pair.micro.outvars[0])
+            found.append(self.builder.append(jax.lax.reduce_sum_p, [row], pair.micro.params, aval))
         return found
 
     # ------------------------------------------------------------------ calls and loops
@@ -254,8 +283,6 @@ class Lift:
         """What a carried sum of a scan begins with; None for other results."""
         if pair.name != "scan":
             return None
-        from octojax import compat
-
         consts, carry = compat.scan_counts(pair.micro.params)
         at = list(pair.micro.outvars).index(micro)
         return pair.micro.invars[consts + at] if at < carry else None
@@ -310,8 +337,6 @@ class Lift:
     def _loop_factors(
         self, pair: Pair, micro: Var, analysis: Analysis, start: bool
     ) -> tuple[Factor, ...]:
-        from octojax import compat
-
         at = list(pair.micro.outvars).index(micro)
         inners = analysis.inner[id(pair.micro)]
         if pair.name == "cond":
@@ -418,6 +443,17 @@ class Lift:
         if isinstance(factor, (Literal, Var)):
             return self.traced(lambda x, y: x * y.astype(x.dtype), aval, value, factor)
         return self.traced(lambda x: x * np.asarray(factor, aval.dtype), aval, value)
+
+
+def _stacks(paired: Paired) -> set[Var]:
+    """The inputs over whose rows a scan of the loss runs: parameters stacked over layers."""
+    ends = dict(zip(paired.whole.invars, paired.micro.invars, strict=True))
+    found = set()
+    for eqn in paired.whole.eqns:
+        if eqn.primitive.name == "scan":
+            first = sum(compat.scan_counts(eqn.params))
+            found |= {ends[x] for x in eqn.invars[first:] if isinstance(x, Var) and x in ends}
+    return found
 
 
 def _equal(a: Sequence[Factor], b: Sequence[Factor]) -> bool:

@@ -93,6 +93,10 @@ def checked(pair: Pair, output: int, state: Rows, number: int) -> Rows:
     """The state, with every dimension that differs between the traces in a group."""
     micro, whole = pair.results(output)
     differ = row_dims(micro, whole)
+    lost = [g for g in state.groups if not (g.partial or set(g.dims) & set(differ))]
+    if lost and not (state.lumped or len(lost[0].dims) > 1):  # one row was broadcast to many
+        state = state.with_groups(g for g in state.groups if g not in lost)
+        state = blamed(state, number) if any(g.outer is not None for g in lost) else state
     known = {d for g in state.groups for d in g.dims}
     missing = [d for d in differ if d not in known]
     if state.lumped and differ:  # a sum handed to each row
