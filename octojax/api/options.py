@@ -26,7 +26,9 @@ class Options:
     `(0, 1, 1, 0, 2, 3, 3, 2)`: a named schedule is laid out for it. `transport` is "auto",
     "device_put" or "ppermute".
     `recompute` says for every stage, or for all, whether its forward is run again instead of
-    stored. `timeout_s` bounds how long a rank waits for a value from another.
+    stored. `timeout_s` bounds every wait in a step, such as that of a rank for a value from
+    another: by default as long as `octopipe launch --timeout` or `octopipe.initialize` say, else
+    600 seconds.
     `shared` names the leaves of the batch without rows, `rows` those with rows (then all others
     are shared), by path or its beginning: `shared=("class_weights",)`. `aux` says how values of
     microbatches join, one rule or one per path: `aux={"load": "sum", "logits": "rows"}`; rules
@@ -55,7 +57,7 @@ class Options:
     weight: Callable[[Any], Any] | None = None
     strict: bool = False
     reduction: str | None = None
-    timeout_s: float = 600.0
+    timeout_s: float | None = None
     seed: int = 0
     progress: bool = True
 
@@ -87,7 +89,7 @@ class Options:
                 f"rows={self.rows!r} and shared={self.shared!r} were both given: name the leaves "
                 f"of the batch with rows, or those without; the others follow"
             )
-        if not self.timeout_s > 0:
+        if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"timeout_s = {self.timeout_s}, expected seconds > 0")
 
         if isinstance(self.partition, str) and self.partition.replace(" ", "").isdigit():

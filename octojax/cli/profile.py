@@ -175,7 +175,9 @@ def find(pure: Any, batch: Any, min_layers: int) -> Any:
     from octojax.rows.whole import separated
     from octojax.trace import trace_loss
 
-    return find_layers(separated(trace_loss(pure.fn, pure.params, shapes_of(batch), pure.state)), min_layers)
+    return find_layers(
+        separated(trace_loss(pure.fn, pure.params, shapes_of(batch), pure.state)), min_layers
+    )
 
 
 def read_machine(path: str) -> tuple[Any, Any]:

@@ -22,9 +22,9 @@ from octojax.profiling.layers import (
 from octojax.profiling.links import measure_link
 from octojax.profiling.runs import Prepared, Programs, Values, prepare, run_once
 from octojax.profiling.timing import median_times
+from octojax.rows.whole import separated
 from octojax.stages.fingerprint import fingerprint
 from octojax.stages.program import Ref, Role, Stage
-from octojax.rows.whole import separated
 from octojax.trace import trace_loss
 
 

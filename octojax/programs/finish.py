@@ -1,5 +1,7 @@
 """What happens once per step and rank: sums of gradients, and results of all microbatches."""
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,7 +70,8 @@ def sum_gradients(sums: Sequence[Any], dtype: Any, *, stacked: bool, more: Any =
     parts = [s.sum(axis=0) if stacked else s for s in sums]
     if more is not None:
         parts.append(more.astype(accumulator_dtype(more.dtype)))
-    return jnp.asarray(sum(parts)).astype(dtype)
+    total = functools.reduce(operator.add, parts)
+    return total if total.dtype == dtype else total.astype(dtype)
 
 
 def add_terms(
@@ -95,4 +98,4 @@ def add_terms(
 
 
 def zeros(shapes: Sequence[jax.ShapeDtypeStruct]) -> tuple[jax.Array, ...]:
-    return tuple(jnp.zeros(s.shape, s.dtype) for s in shapes)
+    return tuple(jax.lax.full(s.shape, 0, s.dtype) for s in shapes)

@@ -195,7 +195,11 @@ class Lift:
             split = [self(a, b).same for a, b in ends]
         elif pair.name in ("mul", "div"):
             at = [k for k, s in enumerate(states) if s.params]
-            if len(at) != 1 or (pair.name == "div" and at != [0]) or any(map(self._strange, states)):
+            if (
+                len(at) != 1
+                or (pair.name == "div" and at != [0])
+                or any(map(self._strange, states))
+            ):
                 return whole
             split = [self(a, b).same if k in at else () for k, (a, b) in enumerate(ends)]
         elif pair.name in ("neg", "convert_element_type", "copy"):
@@ -300,7 +304,9 @@ class Lift:
         if not state.added or state.own or isinstance(micro, Literal):
             raise _Unknown
         paired = analysis.paired
-        inner = self if analysis is self.analysis else Lift(analysis, self.builder, {}, self.request)
+        inner = (
+            self if analysis is self.analysis else Lift(analysis, self.builder, {}, self.request)
+        )
         if micro in inner.calls:
             _, atom = inner.calls[micro]
             return self._factors(atom, paired.whole_of(atom), analysis)

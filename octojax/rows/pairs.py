@@ -171,7 +171,9 @@ class _Walk:
             if not same:
                 raise Misaligned(eqn, "a call has constants of its own in each trace")
             paired.counterpart[var] = same[0]
-        self.wholes.update((v, paired.counterpart[w]) for v, w in zip(other.constvars, body.constvars))
+        self.wholes.update(
+            (v, paired.counterpart[w]) for v, w in zip(other.constvars, body.constvars)
+        )
         self.walk(body.eqns, body.eqns if probe is eqn else other.eqns, inner)
         for k, atom in enumerate(other.outvars):
             whole = self._whole_of_probe(atom)

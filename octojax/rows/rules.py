@@ -16,21 +16,144 @@ from octojax.rows.state import Group, Rows, joined
 States = Sequence[Rows]
 
 ELEMENTWISE = frozenset(
-    """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
-    clamp complex conj convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc
-    exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le lgamma
-    log log1p logistic lt max min mul name ne neg nextafter not optimization_barrier or polygamma
-    population_count pow real reduce_precision regularized_incomplete_beta rem round rsqrt
-    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square
-    stop_gradient sub tan tanh threefry2x32 xor zeta clz eq_to le_to lt_to mulhi random_wrap
-    random_unwrap random_fold_in bitcast_convert_type random_clone
-    threefry4x32 philox2x32 philox4x32 sharding_constraint layout_constraint device_put reshard
-    pvary pin unpin zeros_like tie with_memory_space_constraint""".split()
+    [
+        "abs",
+        "acos",
+        "acosh",
+        "add",
+        "add_any",
+        "and",
+        "asin",
+        "asinh",
+        "atan",
+        "atan2",
+        "atanh",
+        "bessel_i0e",
+        "bessel_i1e",
+        "cbrt",
+        "ceil",
+        "clamp",
+        "complex",
+        "conj",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "cos",
+        "cosh",
+        "digamma",
+        "div",
+        "eq",
+        "erf",
+        "erf_inv",
+        "erfc",
+        "exp",
+        "exp2",
+        "expm1",
+        "floor",
+        "ge",
+        "gt",
+        "igamma",
+        "igamma_grad_a",
+        "igammac",
+        "imag",
+        "integer_pow",
+        "is_finite",
+        "le",
+        "lgamma",
+        "log",
+        "log1p",
+        "logistic",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "name",
+        "ne",
+        "neg",
+        "nextafter",
+        "not",
+        "optimization_barrier",
+        "or",
+        "polygamma",
+        "population_count",
+        "pow",
+        "real",
+        "reduce_precision",
+        "regularized_incomplete_beta",
+        "rem",
+        "round",
+        "rsqrt",
+        "select_n",
+        "shift_left",
+        "shift_right_arithmetic",
+        "shift_right_logical",
+        "sign",
+        "sin",
+        "sinh",
+        "sqrt",
+        "square",
+        "stop_gradient",
+        "sub",
+        "tan",
+        "tanh",
+        "threefry2x32",
+        "xor",
+        "zeta",
+        "clz",
+        "eq_to",
+        "le_to",
+        "lt_to",
+        "mulhi",
+        "random_wrap",
+        "random_unwrap",
+        "random_fold_in",
+        "bitcast_convert_type",
+        "random_clone",
+        "threefry4x32",
+        "philox2x32",
+        "philox4x32",
+        "sharding_constraint",
+        "layout_constraint",
+        "device_put",
+        "reshard",
+        "pvary",
+        "pin",
+        "unpin",
+        "zeros_like",
+        "tie",
+        "with_memory_space_constraint",
+    ]
 )
 LINEAR = frozenset(
-    """add add_any sub neg convert_element_type copy copy_p real imag name stop_gradient
-    reduce_precision optimization_barrier reduce_sum reshape squeeze transpose broadcast_in_dim
-    slice concatenate rev expand_dims split cumsum stack unstack pad""".split()
+    [
+        "add",
+        "add_any",
+        "sub",
+        "neg",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "real",
+        "imag",
+        "name",
+        "stop_gradient",
+        "reduce_precision",
+        "optimization_barrier",
+        "reduce_sum",
+        "reshape",
+        "squeeze",
+        "transpose",
+        "broadcast_in_dim",
+        "slice",
+        "concatenate",
+        "rev",
+        "expand_dims",
+        "split",
+        "cumsum",
+        "stack",
+        "unstack",
+        "pad",
+    ]
 )
 """Linear in all their operands together (of `pad`, with zeros)."""
 
@@ -544,14 +667,16 @@ def _gather(pair: Pair, states: States, base: Rows, number: int) -> Rows:
             mixes |= real and group.outer is not None
             groups[dims] = replace(group, dims=dims)
             continue
-        if group.outer == 1 and indices.number is not None and (
-            numbers.start_index_map[indices.number] == d
+        if (
+            group.outer == 1
+            and indices.number is not None
+            and (numbers.start_index_map[indices.number] == d)
         ):
             aligned = True
             continue
         mixes |= group.outer is not None
     state = base.with_groups(groups.values())
-    if mixes and not aligned or (mixes and moved is None):
+    if (mixes and not aligned) or (mixes and moved is None):
         return blamed(state, number)
     return state
 

@@ -1,9 +1,9 @@
 """What one value of a loss has to do with the rows of the batch.
 
-    x        float32[8, 16]   rows along axis 0        the rows of a microbatch are a slice
-    x.sum()  float32[]        a sum over all rows      of the whole batch: the microbatches' sum
-    w        float32[16, 16]  the same for all         of the whole batch: any microbatch's
-    x.max()  float32[]        of this microbatch       nothing follows for the whole batch
+x        float32[8, 16]   rows along axis 0        the rows of a microbatch are a slice
+x.sum()  float32[]        a sum over all rows      of the whole batch: the microbatches' sum
+w        float32[16, 16]  the same for all         of the whole batch: any microbatch's
+x.max()  float32[]        of this microbatch       nothing follows for the whole batch
 """
 
 from collections.abc import Iterable

@@ -22,6 +22,7 @@ from octojax.jaxprs.dataflow import needed_for
 from octojax.jaxprs.dead import without_dead
 from octojax.jaxprs.flat import Builder, FlatJaxpr, read, rewrite
 from octojax.jaxprs.inline import body_of
+from octojax.jaxprs.trim_loops import trim_loops
 from octojax.rows.analysis import Analysis
 from octojax.rows.join import Join, natural
 from octojax.rows.lift import Lift, NeedsOpening, Parts
@@ -112,7 +113,8 @@ def _inputs(traced: TracedLoss, portion: Portion) -> list[Rows]:
     mutable = {
         k
         for k in range(len(traced.state))
-        if traced.flat.outvars[traced.num_emits + k] is not traced.flat.invars[len(traced.params) + k]
+        if traced.flat.outvars[traced.num_emits + k]
+        is not traced.flat.invars[len(traced.params) + k]
     }
     states = [Rows(params=True)] * len(traced.params)
     states += [Rows(params=True, draws=k in mutable) for k in range(len(traced.state))]
@@ -343,15 +345,22 @@ class _Rewriting:
         if not wanted:
             return None
         flat = self.paired.whole
-        eqns = [flat.eqns[at] for at in sorted(needed_for(flat.eqns, wanted))]
+        needed = [flat.eqns[at] for at in sorted(needed_for(flat.eqns, wanted))]
+        eqns = trim_loops(needed, [x for x in wanted if isinstance(x, Var)])
         first = len(self.traced.params) + len(self.traced.state)
-        leaves = flat.invars[first:]
-        read_ = {x for e in eqns for x in e.invars if isinstance(x, Var)} | set(wanted)
-        consts = [(v, c) for v, c in zip(flat.constvars, flat.constants, strict=True) if v in read_]
-        closed = compat.new_jaxpr([*(v for v, _ in consts), *leaves], wanted, eqns)
-        return jax.make_jaxpr(
-            lambda *xs: compat.eval_jaxpr(closed, [*(c for _, c in consts), *xs])
-        )(*(jax.ShapeDtypeStruct(shape(v), aval_of(v).dtype) for v in leaves))
+        others, leaves = flat.invars[:first], flat.invars[first:]
+        ends = [*flat.constvars, *others, *leaves]
+        closed = compat.new_jaxpr(ends, wanted, eqns)
+        unread = [jax.ShapeDtypeStruct(shape(v), aval_of(v).dtype) for v in others]
+
+        def run(*values: Any) -> list[Any]:
+            # A loop may still carry what depends on parameters beside what is wanted.
+            zeros = [jax.numpy.zeros(x.shape, x.dtype) for x in unread]
+            return compat.eval_jaxpr(closed, [*flat.constants, *zeros, *values])
+
+        return jax.make_jaxpr(run)(
+            *(jax.ShapeDtypeStruct(shape(v), aval_of(v).dtype) for v in leaves)
+        )
 
 
 def separated(traced: TracedLoss) -> TracedLoss:
@@ -407,9 +416,7 @@ def _unaligned(
         aval = jax.ShapeDtypeStruct((rows,), np.float32)
         extras = (Extra("weight", aval, True, WEIGHT),)
         more = [weight]
-        leaves = replace(
-            leaves, names=(*leaves.names, "weight"), avals=(*leaves.avals, shapes[1])
-        )
+        leaves = replace(leaves, names=(*leaves.names, "weight"), avals=(*leaves.avals, shapes[1]))
     (value,) = builder.call(closed, [read(env, loss), *more])
     outvars = [value, *(read(env, x) for x in traced.flat.outvars[1:])]
     flat = builder.finish(outvars)
@@ -417,5 +424,3 @@ def _unaligned(
     return WholeLoss(
         replace(traced, flat=flat, batch=leaves), extras, None, tuple(joins), (), parting
     )
-
-

@@ -8,7 +8,7 @@
     weight_grad    (what it needs of the same), kept                param_grads
 
 The stages are walked from the last to the first, so which gradients exist is known when a
-stage is differentiated: a gradient that is zero by construction is neither sent nor written.
+stage is differentiated: a gradient that JAX would not compute is neither sent nor written.
 """
 
 from collections.abc import Sequence
@@ -29,6 +29,7 @@ from octojax.jaxprs.dataflow import (
 from octojax.jaxprs.partition_backward import partition_backward
 from octojax.jaxprs.split_loops import split_loops
 from octojax.jaxprs.trim_loops import trim_loops
+from octojax.stages.alike import likeness, renamed
 from octojax.stages.joint import Joint, trace_joint
 from octojax.stages.program import ForwardStage, Program, Ref, Role, Stage
 
@@ -59,6 +60,8 @@ def differentiate(
     wanted = _wanted_gradients(forwards, trainable)
     stages: list[Stage] = []
     incoming: set[int] = set()
+    silent: set[int] = set()
+    known: dict[tuple[object, ...], tuple[Program, Stage, set[Ref], set[Ref]]] = {}
     for forward, refs, again in zip(
         reversed(forwards), reversed(wanted), reversed(recompute), strict=True
     ):
@@ -69,9 +72,22 @@ def differentiate(
         ]
         if Ref(Role.EMIT, 0) in forward.forward.writes:
             cotangents.append(Ref(Role.SEED, 0))
-        joint = trace_joint(forward.forward, refs, cotangents)
-        stages.append((_recomputing if again else _storing)(forward, joint))
-        incoming = {r.index for r in joint.grads if r.role is Role.INPUT_GRAD}
+        muted = [
+            Ref(Role.OUTPUT_GRAD, w.index)
+            for w in forward.forward.writes
+            if w.role is Role.OUTPUT and w.index in silent
+        ]
+        key = (*likeness(forward.forward, refs, cotangents, muted), again)
+        if key not in known:
+            joint = trace_joint(forward.forward, refs, cotangents, muted)
+            stage = (_recomputing if again else _storing)(forward, joint)
+            known[key] = forward.forward, stage, set(joint.grads), set(joint.silent)
+        template, stage, grads, quiet = known[key]
+        places = dict(zip(template.reads, forward.forward.reads, strict=True))
+        inputs = {r.index: new.index for r, new in places.items() if r.role is Role.INPUT}
+        stages.append(renamed(stage, template, forward))
+        incoming = {inputs[r.index] for r in grads if r.role is Role.INPUT_GRAD}
+        silent = {inputs[r.index] for r in quiet}
     return tuple(reversed(stages))
 
 
@@ -125,8 +141,9 @@ def _storing(stage: ForwardStage, joint: Joint) -> Stage:
 def _recomputing(stage: ForwardStage, joint: Joint) -> Stage:
     """Returns the stage whose forward stores nothing but mutable state that it read."""
     plain = _storing(stage, joint)
-    again = trim_loops(joint.forward, _crossing(joint))
-    states = [v for v in free_vars(again) if v in _having(joint, Role.STATE)]
+    crossing = _crossing(joint)
+    again = trim_loops(joint.forward, crossing)
+    states = [v for v in free_vars(again, crossing) if v in _having(joint, Role.STATE)]
     count = sum(w.role is Role.RESIDUAL for w in plain.forward.writes)
     saved = {v: Ref(Role.RESIDUAL, count + i) for i, v in enumerate(states)}
     names = {**_names(joint), **saved}

@@ -82,7 +82,9 @@ def chunked(p: Any, b: Any) -> jax.Array:
 
 def mapped_rows(p: Any, b: Any) -> jax.Array:
     """`lax.map` over the rows themselves."""
-    each = jax.lax.map(lambda row: (losses(p, {"t": row[None]}) * mask({"t": row[None]})).sum(), b["t"])
+    each = jax.lax.map(
+        lambda row: (losses(p, {"t": row[None]}) * mask({"t": row[None]})).sum(), b["t"]
+    )
     return each.sum() / mask(b).sum()
 
 
@@ -134,8 +136,9 @@ EXACT = {
     "mean": lambda p, b: losses(p, b).mean(),
     "sum": lambda p, b: losses(p, b).sum(),
     "masked": masked,
-    "masked, at least one": lambda p, b: (losses(p, b) * mask(b)).sum()
-    / jnp.maximum(mask(b).sum(), 1),
+    "masked, at least one": lambda p, b: (
+        (losses(p, b) * mask(b)).sum() / jnp.maximum(mask(b).sum(), 1)
+    ),
     "where": lambda p, b: jnp.mean(losses(p, b), where=b["t"][:, 1:] > 0),
     "average": lambda p, b: jnp.average(losses(p, b), weights=mask(b)),
     "einsum": lambda p, b: jnp.einsum("bt,bt->", losses(p, b), mask(b)) / mask(b).sum(),
@@ -163,7 +166,9 @@ EXACT = {
 }
 
 
-def whole_batch(loss: Any, b: Any, microbatches: int, shards: int = 1, **options: Any) -> WholeBatch:
+def whole_batch(
+    loss: Any, b: Any, microbatches: int, shards: int = 1, **options: Any
+) -> WholeBatch:
     leaves, tree = jax.tree.flatten(b)
     shared = options.pop("shared_leaves", ())
     names = sorted(b)
@@ -171,7 +176,9 @@ def whole_batch(loss: Any, b: Any, microbatches: int, shards: int = 1, **options
     return WholeBatch(adapt(params(), loss), cut, tree, Options(microbatches, **options))
 
 
-def assert_exact(loss: Any, b: Any, microbatches: int, shards: int = 1, **options: Any) -> WholeBatch:
+def assert_exact(
+    loss: Any, b: Any, microbatches: int, shards: int = 1, **options: Any
+) -> WholeBatch:
     whole = whole_batch(loss, b, microbatches, shards, **options)
     whole.check()  # a warning is an error here
     value, _, grads, _ = by_microbatches(whole, params(), None, b)
@@ -191,9 +198,7 @@ def test_single_rows_and_data_shards(name, microbatches, shards):
     assert_exact(EXACT[name], batch(), microbatches, shards)
 
 
-@given(
-    rows=st.integers(2, 9), microbatches=st.integers(1, 9), seed=st.integers(0, 3)
-)
+@given(rows=st.integers(2, 9), microbatches=st.integers(1, 9), seed=st.integers(0, 3))
 @settings(max_examples=4, deadline=None)
 def test_uneven_microbatches_of_a_masked_loss(rows, microbatches, seed):
     assert_exact(masked, batch(rows, seed), min(rows, microbatches))
