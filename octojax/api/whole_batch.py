@@ -1,4 +1,4 @@
-"""The loss of every microbatch as a summand of the whole batch's, and what that takes of a batch."""
+"""The loss of every microbatch as a summand of the whole batch's, and what that reads of it."""
 
 import traceback
 import warnings
@@ -110,6 +110,7 @@ class WholeBatch:
             rows = self.given.sizes[microbatch] // self.given.shards
             frames = traceback.extract_tb(error.__traceback__)
             where = [f"{f.filename}:{f.lineno}" for f in frames if _is_users(f.filename)]
+            place = where[-1] if where else "an unknown line"
             alike = [
                 name
                 for name, kind in zip(self.given.names, self.given.kinds, strict=True)
@@ -117,8 +118,8 @@ class WholeBatch:
             ]
             raise LossError(
                 f"the loss takes the whole batch of {self.given.num_rows} rows, but not the "
-                f"{rows} rows of a microbatch, for which it is traced: at {where[-1] if where else 'an unknown line'}: "
-                f"{error}\nA leaf of the batch that has no rows but is as long ({', '.join(alike)} are "
+                f"{rows} rows of a microbatch, for which it is traced: at {place}: {error}\n"
+                f"A leaf of the batch that has no rows but is as long ({', '.join(alike)} are "
                 f"split) must be named: shared=('path',). An array of {self.given.num_rows} rows "
                 f"that the loss closes over belongs into the batch; a number of rows taken from "
                 f"outside must be taken from the batch's shape"

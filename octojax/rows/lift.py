@@ -119,7 +119,7 @@ class Lift:
 
     def _of_linear(self, micro: Var, pair: Pair, states: Sequence[Rows]) -> Parts:
         ends = list(zip(pair.micro.invars, pair.whole.invars, strict=True))
-        if pair.name in _SUMS and not (pair.name == "select_n"):
+        if pair.name in _SUMS and pair.name != "select_n":
             parts = [self(a, b) for a, b in ends]
             fixed: dict[int, Atom] = {}
         else:
@@ -187,7 +187,8 @@ class Lift:
             return []
         if pair is None or pair.scope or not state.params or shape(micro):
             return whole
-        if only and pair.name == "reduce_sum" and self._is_stacked(pair.micro.invars[0], 0):
+        summed = only and pair.name == "reduce_sum" and 0 in pair.micro.params["axes"]
+        if summed and self._is_stacked(pair.micro.invars[0], 0):
             return [Term(atom, True) for atom in self._by_rows(pair)]
         ends = list(zip(pair.micro.invars, pair.whole.invars, strict=True))
         states = self.analysis.operands(pair)
@@ -236,7 +237,7 @@ class Lift:
     def _by_rows(self, pair: Pair) -> list[Atom]:
         """A sum over parameters stacked over layers, layer by layer: they have several owners."""
         stack = read(self.env, pair.micro.invars[0])
-        assert isinstance(stack, Var) and 0 in pair.micro.params["axes"]
+        assert isinstance(stack, Var)
         found = []
         for k in range(shape(stack)[0]):
             starts, sizes = (k, *(0 for _ in shape(stack)[1:])), (1, *shape(stack)[1:])

@@ -247,11 +247,12 @@ def _similar(eqn: JaxprEqn, probe: JaxprEqn) -> bool:
 
 
 def sub_bodies(eqn: JaxprEqn) -> list[FlatJaxpr]:
-    """The bodies of a loop or the branches of a `cond`, without nested jits."""
+    """The bodies of a loop or the branches of a `cond`, without calls."""
     name, params = eqn.primitive.name, eqn.params
     bodies: Mapping[str, Any] = {
         "scan": lambda: [params["jaxpr"]],
         "while": lambda: [params["cond_jaxpr"], params["body_jaxpr"]],
         "cond": lambda: list(params["branches"]),
     }
-    return [written_out(flatten(body)) for body in bodies[name]()] if name in bodies else []
+    calls = JIT_NAMES | REMAT_NAMES
+    return [written_out(flatten(body), calls) for body in bodies[name]()] if name in bodies else []

@@ -33,8 +33,8 @@ class Rows:
     `params`: depends on parameters or state, `draws`: on a random key or on mutable state,
     `batch`: on a leaf of the batch. `size`: contains numbers that follow from the number of rows.
     `each`: inside a loop over rows, of the row of this iteration. `number`: the position of the
-    row itself, in this column of indices. `inner`: a sum over the other rows, for each row. `join`: how values of
-    microbatches make that of the whole batch, if in a simple way.
+    row itself, in this column of indices. `inner`: a sum over the other rows, for each row.
+    `join`: how values of microbatches make that of the whole batch, if in a simple way.
     """
 
     groups: tuple[Group, ...] = ()

@@ -94,14 +94,18 @@ def whole_loss(
     other = None if probe is None else written_out(probe.flat)
     while True:
         try:
-            analysis = Analysis(pair(flat, whole.flat, other))
+            paired = pair(flat, whole.flat, other)
+        except Misaligned as parting:
+            return _unaligned(replace(traced, flat=flat), whole, portion, declared, parting)
+        analysis = Analysis(paired)
+        try:
             states = analysis.run(_inputs(traced, portion))
             if not analysis.opened:
                 rewriting = _Rewriting(traced, whole, portion, analysis, declared)
                 return rewriting.result(states)
             wanted = analysis.opened
         except NeedsOpening as need:
-            wanted = {id(_outermost(analysis, need.eqn))}  # pyright: ignore[reportPossiblyUnbound]
+            wanted = {id(_outermost(analysis, need.eqn))}
         except Misaligned as parting:
             return _unaligned(replace(traced, flat=flat), whole, portion, declared, parting)
         if other is not None:

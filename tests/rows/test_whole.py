@@ -166,6 +166,11 @@ EXACT = {
 }
 
 
+def part_of(b: Any, m: int) -> Any:
+    """Microbatch m of two rows."""
+    return jax.tree.map(lambda x: x[2 * m : 2 * m + 2] if x.ndim else x, b)
+
+
 def whole_batch(
     loss: Any, b: Any, microbatches: int, shards: int = 1, **options: Any
 ) -> WholeBatch:
@@ -291,7 +296,7 @@ def test_a_weight_says_what_a_microbatch_counts():
     value, _, grads, _ = by_microbatches(whole, params(), None, b)
 
     def wanted(p: Any) -> jax.Array:
-        parts = [jax.tree.map(lambda x: x[2 * m : 2 * m + 2] if x.ndim else x, b) for m in range(4)]
+        parts = [part_of(b, m) for m in range(4)]
         return sum(loss(p, part) * mask(part).sum() for part in parts) / mask(b).sum()
 
     assert relative_error((value, grads), jax.value_and_grad(wanted)(params())) < 1e-5
