@@ -21,14 +21,16 @@ class Options:
 
     `schedule` is a name (`octopipe schedules` lists them), a table, the path of a CSV table, or
     "auto": the plan is tuned for `tune_seconds` on `profile`, by default measured here.
-    `schedule_options` are those of a named schedule. `partition` is "balanced" (by operations),
-    "uniform" (by count), or layers per stage. `placement` is the rank of every stage, such as
-    `(0, 1, 1, 0, 2, 3, 3, 2)`: a named schedule is laid out for it. `transport` is "auto",
-    "device_put" or "ppermute".
+    `schedule_options` are those of a named schedule. `partition` is layers per stage, or the
+    name of a partitioner: "balanced" (the default), "uniform", "alpa", ...
+    (`octojax.partitioners`), which sees `profile`, or operations where none is given.
+    `placement` is the rank of every stage, such as `(0, 1, 1, 0, 2, 3, 3, 2)`: a named schedule
+    is laid out for it. `transport` is "auto", "device_put" or "ppermute".
     `recompute` says for every stage, or for all, whether its forward is run again instead of
     stored. `timeout_s` bounds every wait in a step, such as that of a rank for a value from
     another: by default as long as `octopipe launch --timeout` or `octopipe.initialize` say, else
-    600 seconds.
+    600 seconds. Several processes compare their values before the first step, and a sum of the
+    batch every `compare_values` steps; 0: never.
     `shared` names the leaves of the batch without rows, `rows` those with rows (then all others
     are shared), by path or its beginning: `shared=("class_weights",)`. `aux` says how values of
     microbatches join, one rule or one per path: `aux={"load": "sum", "logits": "rows"}`; rules
@@ -58,6 +60,7 @@ class Options:
     strict: bool = False
     reduction: str | None = None
     timeout_s: float | None = None
+    compare_values: int = 1
     seed: int = 0
     progress: bool = True
 
@@ -88,6 +91,11 @@ class Options:
             raise ValueError(
                 f"rows={self.rows!r} and shared={self.shared!r} were both given: name the leaves "
                 f"of the batch with rows, or those without; the others follow"
+            )
+        if self.compare_values < 0:
+            raise ValueError(
+                f"compare_values = {self.compare_values}, expected every how many steps processes "
+                f"compare their batches, or 0 for never"
             )
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"timeout_s = {self.timeout_s}, expected seconds > 0")
@@ -121,6 +129,7 @@ def _names(value: Any) -> bool:
 
 _FORMS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("microbatches", _whole, "a whole number"),
+    ("compare_values", _whole, "a whole number"),
     ("chunks", _whole, "a whole number"),
     (
         "schedule",
