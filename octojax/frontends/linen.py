@@ -58,16 +58,18 @@ def adapt_linen(variables: Mapping[str, Any], loss_fn: Callable[[Any, Any], Any]
     return PureLoss(fn, variables["params"], state, merge)
 
 
+def _size(value: Any) -> int:
+    return len(tree.tree_leaves(value))
+
+
 def _aux(returned: list[Any], rest: Any, state: Mapping[str, Any]) -> Any:
     """What is left of the parts that the loss returned beside its value."""
     parts = [None] * len(returned) if rest is None else list(rest)
-    updates = returned[-1]
-    if len(returned) == 2 and isinstance(updates, Mapping) and isinstance(parts[-1], Mapping):
-        unknown = sorted(name for name, part in parts[-1].items() if part is not None)
-        if unknown:
-            raise LossError(
-                f"the loss returned updates of collections {unknown}; the model's variables "
-                f"have {sorted(state) or 'none besides params'}"
-            )
+    untouched = all(_size(a) == _size(b) for a, b in zip(parts, returned, strict=True))
+    if len(returned) == 2 and untouched and isinstance(returned[-1], Mapping) and returned[-1]:
+        raise LossError(
+            f"the loss returned updates of collections {sorted(returned[-1])}; the model's "
+            f"variables have {sorted(state) or 'none besides params'}"
+        )
     left = [part for part in parts if tree.tree_leaves(part)]
     return tuple(left) if len(left) > 1 else left[0] if left else None
