@@ -1,6 +1,6 @@
 """A lowered step on real devices: compiles its programs, then runs them step after step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -10,11 +10,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from octojax import compat
+from octojax.errors import NonFiniteError
 from octojax.executor.instructions import RankProgram, StepProgram, Transfer
 from octojax.executor.lower import Lowered
+from octojax.executor.nonfinite import non_finite
 from octojax.executor.prepare import Model, Preparation
 from octojax.executor.recorded import Recorder
-from octojax.executor.run import Bound, RankThreads, bind, run_rank
+from octojax.executor.run import Bound, RankThreads, Walk, bind, run_rank
+from octojax.executor.stop import Stop
 from octojax.executor.transport import StandIns, Transport
 from octojax.executor.values import Place, Value
 from octojax.mesh import PipelineMesh, Rank
@@ -59,7 +63,9 @@ class Engine:
         batch: Microbatches,
         model: Model,
         make_transport: MakeTransport,
+        timeout_s: float = 600.0,
     ) -> None:
+        self.timeout_s = timeout_s
         self.lowered, self.mesh, self.batch, self.model = lowered, mesh, batch, model
         self.step: StepProgram = lowered.step
         self.ranks = [self.step.ranks[r] for r in mesh.local_ranks]
@@ -186,7 +192,7 @@ class Engine:
             self.step.transfers, [self._at_target(t) for t in self.step.transfers], self.mesh
         )
         self.parts = [self._part(r, finishes[r.rank]) for r in self.ranks]
-        self.threads = RankThreads([r.rank for r in self.ranks])
+        self.threads = RankThreads([r.rank for r in self.ranks], self.timeout_s)
 
     def _at_target(self, transfer: Transfer) -> tuple[jax.ShapeDtypeStruct, ...]:
         rank = self.mesh.ranks[transfer.target]
@@ -207,6 +213,7 @@ class Engine:
         owned, emitted = self._owned(program), self._emitted(program)
         outputs = [slot for _, slots in (*owned, *emitted) for slot in slots]
         return _Part(
+            lowered=self.lowered,
             program=program,
             rank=rank,
             constants=tuple(self._constant(v, rank) for v in program.constants),
@@ -240,17 +247,19 @@ class Engine:
         counters: Sequence[Sequence[jax.Array]],
         batch: Sequence[Any],
         record: Recorder | None = None,
+        stop: Stop | None = None,
     ) -> Results:
         """Returns gradients and results of one batch.
 
         Per local rank: `params[i]` are the arrays of `RankProgram.params`, `state[i]` carried
         leaves by number, `counters[i]` what `Model.count_reads` names. `batch` are the flat
         leaves of the whole batch. Nothing waits for the devices at the end; a failing rank
-        stops the others. With `record`, what happens is noted there.
+        stops the others, and so does `stop`. With `record`, what happens is noted there.
         """
+        stop = stop or Stop()
         self.transport.clock = None if record is None else record.clock
-        self.transport.begin(self.step.order_of("FBGE"))
-        made = self._launched(self.parts, (params, state, counters), batch, record)
+        self.transport.begin(self.step.order_of("FBGE"), stop)
+        made = self._launched(self.parts, (params, state, counters), batch, record, stop)
         gradients: list[jax.Array | None] = [None] * len(self.model.params)
         emits: dict[int, jax.Array] = {}
         final: dict[int, jax.Array] = {}
@@ -268,12 +277,13 @@ class Engine:
         counters: Sequence[Sequence[jax.Array]],
         batch: Sequence[Any],
         record: Recorder,
+        stop: Stop | None = None,
     ) -> None:
         """Runs each local rank's programs in their order as `run` does, with stand-ins for all
         that it receives: nobody waits for a peer, and the results mean nothing."""
-        jax.block_until_ready(
-            self._launched(self._rehearsed, (params, state, counters), batch, record)
-        )
+        held = params, state, counters
+        made = self._launched(self._rehearsed, held, batch, record, stop or Stop())
+        jax.block_until_ready(made)
 
     @cached_property
     def _rehearsed(self) -> "list[_Part]":
@@ -290,15 +300,19 @@ class Engine:
         held: tuple[Sequence[Any], Sequence[Any], Sequence[Any]],
         batch: Sequence[Any],
         record: Recorder | None,
+        stop: Stop,
     ) -> list[Any]:
         """Runs the parts, one per local rank, and returns what each made."""
         assert self.threads is not None, "Engine.ready was not called"
         loops = [run_rank if record is None else record.loop(r.rank) for r in self.ranks]
+        walks = [Walk(part.program, part.bound, stop) for part in parts]
         works = [
-            partial(part.run, *own, batch, loop)
-            for part, loop, own in zip(parts, loops, zip(*held, strict=True), strict=True)
+            partial(part.run, walk, *own, batch, loop)
+            for part, walk, loop, own in zip(
+                parts, walks, loops, zip(*held, strict=True), strict=True
+            )
         ]
-        return self.threads.run(works, self.transport.abort)
+        return self.threads.run(works, stop, walks)
 
     def drain(self, results: Results) -> None:
         """Returns when the local ranks' part of a step is done, transfers included.
@@ -308,9 +322,12 @@ class Engine:
         jax.block_until_ready((results.gradients, results.emits, results.state))
         self.transport.drain()
 
-    def refresh(self, params: Sequence[jax.Array | None]) -> list[Sequence[jax.Array]]:
+    def refresh(
+        self, params: Sequence[jax.Array | None], stop: Stop | None = None
+    ) -> list[Sequence[jax.Array]]:
         """Returns, per `P` transfer, the copies of shared parameters at their other holders."""
-        self.transport.begin(self.step.order_of("P"))
+        stop = stop or Stop()
+        self.transport.begin(self.step.order_of("P"), stop)
         copies: list[Sequence[jax.Array]] = []
         try:
             for k, transfer in enumerate(self.step.transfers):
@@ -321,7 +338,7 @@ class Engine:
                 arrives = transfer.target in self.mesh.local_ranks
                 copies.append(self.transport.receive(k) if arrives else ())
         except BaseException as error:
-            self.transport.abort(error)  # or what was to follow would wait for ever
+            stop.set(error)  # or what was to follow would wait for ever
             raise
         return copies
 
@@ -336,6 +353,7 @@ class Engine:
 class _Part:
     """One local rank, ready to run."""
 
+    lowered: Lowered
     program: RankProgram
     rank: Rank
     constants: tuple[jax.Array, ...]
@@ -350,20 +368,27 @@ class _Part:
 
     def run(
         self,
+        walk: Walk,
         params: Sequence[jax.Array],
         state: Mapping[int, jax.Array],
         counters: Sequence[jax.Array],
         batch: Sequence[Any],
-        loop: Callable[[Sequence[Bound], list[Any]], None] = run_rank,
+        loop: Callable[[Iterable[Bound], list[Any]], None],
     ) -> tuple[Sequence[jax.Array], list[tuple[int, jax.Array]], tuple[jax.Array, ...]]:
-        start = self.preparation.run(counters, batch)
-        counted, counters = iter(start.counted), start.counters
-        states = [next(counted) if leaf is None else state[leaf] for leaf in self.carried]
-        slots: list[Any] = [*params, *self.constants, *states, *start.pieces, *start.totals]
-        del start, counted  # the slots alone keep them alive
-        slots += [None] * (self.program.num_slots - len(slots))
-        loop(self.bound, slots)
-        results = self.finish(*self.outputs(slots))
+        slots: list[Any] = []
+        try:
+            start = self.preparation.run(counters, batch)
+            counted, counters = iter(start.counted), start.counters
+            states = [next(counted) if leaf is None else state[leaf] for leaf in self.carried]
+            slots = [*params, *self.constants, *states, *start.pieces, *start.totals]
+            del start, counted  # the slots alone keep them alive
+            slots += [None] * (self.program.num_slots - len(slots))
+            loop(walk, slots)
+            results = self.finish(*self.outputs(slots))
+        except Exception as error:
+            if compat.is_nan_report(error) and not isinstance(error, NonFiniteError):
+                raise non_finite(self.lowered, walk, slots) from error
+            raise
         return results, [(leaf, slots[slot]) for leaf, slot in self.final], counters
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CodeType
 
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
@@ -92,13 +93,25 @@ def _param(value) -> Iterator[str]:
 
 def _function(function: Callable) -> Iterator[str]:
     """A function counts by its code and by the values that it captured."""
-    code = function.__code__
     yield f"{function.__module__}.{function.__qualname__}"
-    yield hashlib.sha256(code.co_code).hexdigest()
-    yield repr([c for c in code.co_consts if not hasattr(c, "co_code")])
+    yield from _code(function.__code__)
+    yield from _param(getattr(function, "__self__", None))
     for cell in function.__closure__ or ():
         yield from _param(cell.cell_contents)
     yield from _param(function.__defaults__ or ())
+
+
+def _code(code: CodeType) -> Iterator[str]:
+    """What a function does, the functions within it and the globals that it names included."""
+    yield hashlib.sha256(code.co_code).hexdigest()
+    yield repr(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _code(constant)
+        elif isinstance(constant, frozenset):  # in no order that two processes share
+            yield repr(sorted(map(repr, constant)))
+        else:
+            yield repr(constant)
 
 
 def _value(value) -> str:

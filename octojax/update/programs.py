@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.extend.core import jaxpr_as_fun
 
+from octojax.compat import under_thread_settings
 from octojax.update.exchange import ExchangeFunction
 from octojax.update.places import Places
 from octojax.update.plan import Distributed, End, Role, UpdatePlan, UpdateProgram
@@ -129,6 +130,7 @@ def _compile_all(
     A program that only joins metrics is kept on the first rank.
     """
     local = places.local_ranks
+    compile_one = under_thread_settings(compile_program)
     with ThreadPoolExecutor() as pool:
         futures = {}
         for k, phase in enumerate(distributed.phases):
@@ -136,8 +138,8 @@ def _compile_all(
             for rank in local:
                 program = phase.programs[rank]
                 if program is not None and (rank == local[0] or not _only_joins(program)):
-                    task = compile_program, plan, program, places, gives, options
-                    futures[k, rank] = pool.submit(*task)
+                    task = plan, program, places, gives, options
+                    futures[k, rank] = pool.submit(compile_one, *task)
         return {key: future.result() for key, future in futures.items()}
 
 
