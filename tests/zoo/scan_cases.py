@@ -212,7 +212,7 @@ def nnx_scan_dropout() -> Case:
 class NnxNormLayer(nnx.Module):
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.dense = nnx.Linear(D, D, rngs=rngs)
-        self.norm = nnx.BatchNorm(D, momentum=0.9, rngs=rngs)
+        self.norm = nnx.BatchNorm(D, momentum=0.9, epsilon=0.1, rngs=rngs)  # of two rows, too
 
     def __call__(self, h: jax.Array) -> jax.Array:
         return h + jnp.tanh(self.norm(self.dense(h)))
@@ -248,7 +248,7 @@ def nnx_scan_stats() -> Case:
 class LinenNormLayer(linen.Module):
     @linen.compact
     def __call__(self, h: jax.Array, _: Any) -> tuple[jax.Array, None]:
-        norm = linen.BatchNorm(use_running_average=False, momentum=0.9, name="norm")
+        norm = linen.BatchNorm(False, momentum=0.9, epsilon=0.1, name="norm")
         return h + jnp.tanh(norm(linen.Dense(D, name="dense")(h))), None
 
 
