@@ -60,6 +60,7 @@ def split_carried(
     apart, `(index, variable)` rows are read instead of the input, and that output becomes one
     per row, in order, in the same place.
     """
+    wide = flat
     chosen = [pair for pair in carried if _may_come_apart(flat, *pair)]
     while chosen:
         wide = _with_row_outputs(flat, chosen)
