@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from octojax.api.reference import reference
-from octojax.programs.microbatch import plan_microbatches
-from tests.pipelines import assert_exact, case_of, compiled, relative_error
+from tests.pipelines import assert_exact, case_of, compiled, relative_error, whole_batch
 
 
 @pytest.mark.parametrize("name", ["nnx-scan-stats", "linen-scan-stats", "scan-stats-set"])
@@ -16,13 +15,8 @@ def test_statistics_of_a_stack_move_as_in_the_plain_model(name):
     pure, batch = case.pure(), case.batch(8)
     step = compiled(case, "1f1b", 2, 2, recompute=True)
     state = step.init()
-    _, aux, grads, wanted = reference(
-        pure.fn,
-        pure.params,
-        pure.state,
-        batch,
-        plan_microbatches(jax.tree.leaves(batch), ["x", "y"], 2),
-    )
+    whole = whole_batch(pure, batch, 2)
+    _, aux, grads, wanted = reference(whole, pure.params, pure.state, batch)
     assert relative_error(step.value_and_grad(state, batch)[2], grads) < 1e-5
     state, metrics = step(state, batch)
     found = step.module_state(state)

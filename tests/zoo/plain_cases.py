@@ -245,7 +245,7 @@ def fp8_like() -> Case:
 
         return mse(jax.lax.scan(layer, batch["x"], params)[0], batch["y"])
 
-    return Case("fp8-like", params, loss, vectors, layers=4, per_sample=False)
+    return Case("fp8-like", params, loss, vectors, layers=4, per_sample=False, adds_up=True)
 
 
 def cond() -> Case:

@@ -242,7 +242,8 @@ def nnx_scan_stats() -> Case:
         return mse(model(batch["x"]), batch["y"])
 
     model = NnxNormStack(nnx.Rngs(0))
-    return Case("nnx-scan-stats", model, loss, vectors, layers=4, per_sample=False)
+    options: Any = {"per_sample": False, "mixes_rows": True}
+    return Case("nnx-scan-stats", model, loss, vectors, layers=4, **options)
 
 
 class LinenNormLayer(linen.Module):
@@ -273,9 +274,8 @@ def linen_scan_stats() -> Case:
         y, updates = model.apply(variables, batch["x"], mutable=["batch_stats"])
         return mse(y, batch["y"]), (updates, {"mean": jnp.mean(y)})
 
-    return Case(
-        "linen-scan-stats", model, loss, vectors, layers=4, params=variables, per_sample=False
-    )
+    options: Any = {"params": variables, "per_sample": False, "mixes_rows": True}
+    return Case("linen-scan-stats", model, loss, vectors, layers=4, **options)
 
 
 def scan_stats(how: str = "stack") -> Case:
@@ -313,9 +313,8 @@ def scan_stats(how: str = "stack") -> Case:
         return mse(h, batch["y"]), None, {"mean": mean, "count": state["count"] + 1}
 
     loss = {"stack": scanned, "set": set_in_turn, "carry": carried}[how]
-    return Case(
-        f"scan-stats-{how}", params, loss, vectors, 4, options={"state": state}, per_sample=False
-    )
+    options: Any = {"options": {"state": state}, "per_sample": False, "mixes_rows": True}
+    return Case(f"scan-stats-{how}", params, loss, vectors, 4, **options)
 
 
 SCAN_CASES: dict[str, Callable[[], Case]] = {
