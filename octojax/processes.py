@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import jax
@@ -169,14 +169,58 @@ def _machine() -> str:
 
 
 def _get(client: Any, key: str, process: int, topic: str, limit_s: float) -> str:
+    limit, beat = time.monotonic() + limit_s, ""
+    while True:
+        try:
+            return client.blocking_key_value_get(key, round(1000 * min(limit_s, _SLICE_S)))
+        except Exception as error:
+            before, beat = beat, _beat(client, process)
+            if beat != before:  # it is busy, and lives
+                limit = time.monotonic() + limit_s
+            if "DEADLINE_EXCEEDED" in str(error) and time.monotonic() < limit:
+                continue
+            raise ExecutionError(
+                f"process {jax.process_index()} waited {limit_s:g} s for process {process} at "
+                f"{topic!r}, and it did not come: it ended, hangs, or is slower than that "
+                f"(octopipe launch --timeout). Every process must make this call"
+            ) from error
+
+
+@contextlib.contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Meanwhile the others wait for this process in meetings beyond their timeout, as long as it
+    lives: it does `what`, which may take long."""
+    if not several():
+        yield
+        return
+    client, key = compat.distributed_client(), f"{_BUSY}/{jax.process_index()}"
+    done = threading.Event()
+
+    def beat() -> None:
+        start = time.monotonic()
+        while not done.wait(_SLICE_S):
+            with contextlib.suppress(Exception):  # the coordinator may have gone
+                client.key_value_set(key, f"{what} {time.monotonic() - start:.1f}", True)
+
+    thread = threading.Thread(target=beat, name="octopipe busy", daemon=True)
+    thread.start()
     try:
-        return client.blocking_key_value_get(key, round(1000 * limit_s))
-    except Exception as error:
-        raise ExecutionError(
-            f"process {jax.process_index()} waited {limit_s:g} s for process {process} at "
-            f"{topic!r}, and it did not come: it ended, hangs, or is slower than that "
-            f"(octopipe launch --timeout)"
-        ) from error
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _beat(client: Any, process: int) -> str:
+    """The last sign of life of a process that is busy; nothing if there is none."""
+    try:
+        return client.key_value_try_get(f"{_BUSY}/{process}")
+    except Exception:
+        return ""
+
+
+_BUSY = "octopipe/busy"
+_SLICE_S = 0.5  # between looks at a process that is waited for, and between its signs of life
 
 
 _count = 0

@@ -10,6 +10,6 @@ is called `tree-` and eight digits once the checkpoint was overwritten. See docs
 """
 
 from octojax.checkpoint.layers import join_layers, split_layers
-from octojax.checkpoint.store import Checkpoint, load, save
+from octojax.checkpoint.store import Checkpoint, check_writable, load, save
 
-__all__ = ["Checkpoint", "join_layers", "load", "save", "split_layers"]
+__all__ = ["Checkpoint", "check_writable", "join_layers", "load", "save", "split_layers"]
