@@ -101,13 +101,18 @@ def _as_map(eqn: JaxprEqn) -> _Map | None:
             return None
         added.append(next((x for x in last.invars if x is not start), start))
         adders.append(last)
-    counters = {v: x for v, x in zip(carried, added, strict=True) if _counts(v, x)}
+    counters: dict[Var, Literal] = {}
+    for v, x in zip(carried, added, strict=True):
+        if _counts(v, x):
+            counters[v] = x
     if counters and eqn.params["reverse"]:
         return None
     sums = {v for v, x in zip(carried, added, strict=True) if x is not None} - set(counters)
     ends = {id(e) for e in adders}
     rest = [e for e in body.eqns if id(e) not in ends]
-    if sums & set(free_vars(rest, [*filter(_is_var, added), *body.outvars[num_carry:]])):
+    if sums & set(
+        free_vars(rest, [*(x for x in added if x is not None), *body.outvars[num_carry:]])
+    ):
         return None
     kept = {v for e in adders for v in e.outvars}
     if kept & {v for e in rest for v in e.invars if _is_var(v)}:
