@@ -6,7 +6,7 @@ Nothing here imports JAX, so reading, checking and simulating plans stays fast.
 from octojax.ir.action import Action, Item, Kind, Overlap, parse_action, parse_item
 from octojax.ir.graph import Layer, LayerGraph
 from octojax.ir.lowered import Instruction, LoweredPlan, Receive, Run, Send
-from octojax.ir.partition import Partition
+from octojax.ir.partition import Partition, uniform_partition
 from octojax.ir.placement import Placement
 from octojax.ir.plan import Plan
 from octojax.ir.profile import LayerCost, Machine, Profile
@@ -46,4 +46,5 @@ __all__ = [
     "Wiring",
     "parse_action",
     "parse_item",
+    "uniform_partition",
 ]

@@ -7,7 +7,6 @@ ys = vmap(f)(xs);  total = zero + sum(ys)
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -101,10 +100,8 @@ def _as_map(eqn: JaxprEqn) -> _Map | None:
             return None
         added.append(next((x for x in last.invars if x is not start), start))
         adders.append(last)
-    counters: dict[Var, Literal] = {}
-    for v, x in zip(carried, added, strict=True):
-        if _counts(v, x):
-            counters[v] = x
+    pairs = zip(carried, added, strict=True)
+    counters = {v: x for v, x in pairs if isinstance(x, Literal) and _is_integer(v)}
     if counters and eqn.params["reverse"]:
         return None
     sums = {v for v, x in zip(carried, added, strict=True) if x is not None} - set(counters)
@@ -134,9 +131,9 @@ def _without_casts(body: FlatJaxpr) -> FlatJaxpr:
     return rewrite(body, rule)
 
 
-def _counts(start: Var, added: Atom | None) -> TypeGuard[Literal]:
-    aval = aval_of(start)
-    return isinstance(added, Literal) and not aval.shape and jnp.issubdtype(aval.dtype, jnp.integer)
+def _is_integer(var: Var) -> bool:
+    aval = aval_of(var)
+    return not aval.shape and jnp.issubdtype(aval.dtype, jnp.integer)
 
 
 def _is_var(x: Atom | None) -> bool:
