@@ -38,6 +38,7 @@ MODELS = (
     "linen-transformer",
     "tied-lm",
     "moe",
+    "masked",
     "unet",
     "dropout-key",
     "scan",
