@@ -70,7 +70,7 @@ def by_microbatches(
             of_shards.append(emits)
         states = new
         pieces.append(of_shards)
-    emits = [
+    emits: list[Any] = [
         join_results(
             [jnp.stack([x[e] for x in p]) if len(shards) > 1 else p[0][e] for p in pieces],
             cut,

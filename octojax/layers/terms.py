@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import jax
 import numpy as np
-from jax.extend.core import JaxprEqn, Var
+from jax.extend.core import JaxprEqn, Literal, Var
 
 from octojax import compat
 from octojax.compat import Atom, aval_of
@@ -103,7 +103,9 @@ def _keep_alive(
     atom: Atom, eqns: Sequence[JaxprEqn], steps: Sequence[int], live: list[tuple[Var, ...]]
 ) -> None:
     """Sends an activation on to the last stage, which reads it now."""
+    if isinstance(atom, Literal):
+        return
     made = [k for k, at in enumerate(steps) if any(v is atom for v in eqns[at].outvars)]
-    for k in range(made[0], len(live)) if made and isinstance(atom, Var) else ():
+    for k in range(made[0], len(live)) if made else ():
         if atom not in live[k]:
             live[k] = (*live[k], atom)
