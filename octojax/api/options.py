@@ -37,6 +37,9 @@ class Options:
     are sum, mean, max, min, all, any, first, last, rows. `weight`, a function of a batch, gives
     the weight of a microbatch in what the analysis of rows cannot see. `strict` makes an error of
     its warning. See docs/exactness.md. `reduction` is deprecated: sums and means are told apart.
+    `keep_memory`: on CPU with glibc the whole process keeps freed memory for later steps, which
+    makes them up to a third faster, and never becomes smaller again; see
+    `octojax.executor.kept_memory`. False leaves the allocator as it is.
     `compiler_options` go to XLA for every stage program, as those of `jax.jit` do.
     """
 
@@ -60,6 +63,7 @@ class Options:
     strict: bool = False
     reduction: str | None = None
     timeout_s: float | None = None
+    keep_memory: bool = True
     compare_values: int = 1
     seed: int = 0
     progress: bool = True
@@ -147,6 +151,7 @@ _FORMS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda x: isinstance(x, bool) or (isinstance(x, Sequence) and not isinstance(x, str)),
         "True, False or one of them per stage",
     ),
+    ("keep_memory", lambda x: isinstance(x, bool), "True or False"),
     ("rows", _names, "paths of leaves of the batch, such as ('x', 'labels')"),
     ("shared", _names, "paths of leaves of the batch, such as ('class_weights',)"),
     ("aux", lambda x: isinstance(x, (str, Mapping)), "a rule or a dictionary of them by path"),

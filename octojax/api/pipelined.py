@@ -31,6 +31,7 @@ from octojax.api.whole_batch import WholeBatch, leaves_without_rows
 from octojax.costs import Device, estimate
 from octojax.errors import PlanError
 from octojax.executor.engine import Engine, Results
+from octojax.executor.kept_memory import keep_memory
 from octojax.executor.lower import Lowered, lower
 from octojax.executor.prepare import Model
 from octojax.executor.recorded import Recorder
@@ -84,6 +85,8 @@ class PipelinedLoss:
         optimizer: optax.GradientTransformation | None = None,
     ) -> None:
         self.pure, self.options = pure, options
+        if options.keep_memory and jax.default_backend() == "cpu":
+            keep_memory()
         table = given_schedule(options)
         ranks = ranks_wanted(options) if mesh is None else None
         self.mesh: PipelineMesh = pipeline_mesh(mesh, options.axis, ranks)
