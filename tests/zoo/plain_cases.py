@@ -237,6 +237,42 @@ def custom_rules() -> Case:
     return Case("custom-rules", params, loss, vectors, layers=4)
 
 
+@jax.custom_vjp
+def observed(x: jax.Array, scale: jax.Array, amax: jax.Array) -> jax.Array:
+    """`x` in steps of `scale`; the gradients of scale and amax are new values, not derivatives."""
+    return jnp.round(x / scale) * scale
+
+
+def _observed_gradients(kept: Any, g: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    largest, amax = kept
+    history = jnp.roll(amax, -1).at[0].set(largest)
+    return g, jnp.max(history) / 127, history
+
+
+observed.defvjp(
+    lambda x, scale, amax: (observed(x, scale, amax), (jnp.max(jnp.abs(x)), amax)),
+    _observed_gradients,
+)
+
+
+def fp8_like() -> Case:
+    """Quantized products whose scales and histories are parameters, in a stack."""
+    params = {
+        **weights(270, w=(4, D, D), amax=(4, 2, 3)),
+        "scale": jnp.full((4, 2), 1 / 64),
+    }
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        def layer(h: jax.Array, p: Any) -> tuple[jax.Array, None]:
+            x = observed(h, p["scale"][0], p["amax"][0])
+            w = observed(p["w"], p["scale"][1], p["amax"][1])
+            return h + jnp.tanh(x @ w), None
+
+        return mse(jax.lax.scan(layer, batch["x"], params)[0], batch["y"])
+
+    return Case("fp8-like", params, loss, vectors, layers=4, per_sample=False, adds_up=True)
+
+
 def cond() -> Case:
     """A branch per layer, chosen by the batch; weights are read in both branches."""
     params = [weights(100 + i, w=(D, D), u=(D, D)) for i in range(3)]
@@ -354,6 +390,7 @@ PLAIN_CASES: dict[str, Callable[[], Case]] = {
     "dropout-key": dropout_key,
     "mixed-dtypes": mixed_dtypes,
     "custom-rules": custom_rules,
+    "fp8-like": fp8_like,
     "cond": cond,
     "checkpoint": checkpoint,
     "checkpoint-whole": lambda: checkpoint(whole=True),
