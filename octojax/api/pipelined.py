@@ -353,7 +353,7 @@ class PipelinedLoss:
         )
         carried = {
             leaf.index: fresh(
-                raw(jnp.asarray(state_leaves[leaf.index])), ranks[self._home(leaf.stage)].replicated
+                raw(jnp.asarray(leaf.value(state_leaves))), ranks[self._home(leaf.stage)].replicated
             )
             for leaf in self.staged.state
             if leaf.kind is StateKind.CARRIED and self._home(leaf.stage) in here
@@ -361,7 +361,7 @@ class PipelinedLoss:
         counted = [
             units[ref.index]
             if ref.role is Role.PARAM
-            else raw(jnp.asarray(state_leaves[ref.index]))
+            else raw(jnp.asarray(self.staged.state[ref.index].value(state_leaves)))
             for ref in self._model.count_reads
         ]
         counters = tuple(
@@ -550,6 +550,7 @@ class PipelinedLoss:
             self.share,
             staged.traced.params,
             staged.traced.state,
+            staged.state,
             staged.units,
             staged.unit_avals,
             self.owners,
