@@ -39,6 +39,7 @@ MODELS = (
     "linen-transformer",
     "tied-lm",
     "moe",
+    "masked",
     "unet",
     "dropout-key",
     "scan",

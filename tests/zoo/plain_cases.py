@@ -127,6 +127,31 @@ def moe() -> Case:
     return Case("moe", params, loss, tokens, layers=5)
 
 
+def masked() -> Case:
+    """A loss over the tokens that count, divided by their number; token 0 is padding."""
+    params = {
+        "embed": weights(1, w=(V, D))["w"],
+        "blocks": [_block(190), _block(200)],
+        "head": weights(2, w=(D, V))["w"],
+    }
+
+    def padded(size: int) -> dict[str, jax.Array]:
+        length = (jnp.arange(size)[:, None] * 5) % (T + 1)  # some rows are all padding
+        return {k: jnp.where(jnp.arange(T)[None] < length, x, 0) for k, x in tokens(size).items()}
+
+    def loss(params: Any, batch: Any) -> tuple[jax.Array, Any]:
+        x = params["embed"][batch["inputs"]]
+        for p in params["blocks"]:
+            x = apply_block(p, x, causal(batch["inputs"]))
+        logp = jax.nn.log_softmax(x @ params["head"])
+        losses = -jnp.take_along_axis(logp, batch["targets"][..., None], axis=-1)[..., 0]
+        counts = batch["targets"] != 0
+        total = jnp.sum(jnp.where(counts, losses, 0.0))
+        return total / jnp.maximum(counts.sum(), 1), {"tokens": counts.sum()}
+
+    return Case("masked", params, loss, padded, layers=6)
+
+
 def unet() -> Case:
     """Outputs of the first half are added, in reverse, to the inputs of the second."""
     params = [weights(60 + i, w=(D, D)) for i in range(8)]
@@ -360,6 +385,7 @@ PLAIN_CASES: dict[str, Callable[[], Case]] = {
     "tied-lm-3": lambda: tied_lm(3),
     "two-ties": two_ties,
     "moe": moe,
+    "masked": masked,
     "unet": unet,
     "dropout-key": dropout_key,
     "mixed-dtypes": mixed_dtypes,
