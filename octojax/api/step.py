@@ -325,7 +325,6 @@ class TrainStep:
 
         def work() -> TrainState:
             params, module_state, opt_state, count = saving.restore(self, path)
-            self.loss.agree_on(params, module_state, f"restored parameters of step {count}")
             return self.renewed(self.loss.place(params, module_state), opt_state, count)
 
         with call("restore"):
