@@ -1,6 +1,6 @@
 """`octopipe.compile` and the training step that it returns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -10,6 +10,7 @@ import optax
 
 from octojax.api import saving
 from octojax.api.beside import beside_slots
+from octojax.api.hyperparams import with_hyperparams
 from octojax.api.options import options_of
 from octojax.api.pipelined import Held, PipelinedLoss
 from octojax.api.reference import reference
@@ -17,7 +18,7 @@ from octojax.api.rehearsal import Rehearsal, rehearse
 from octojax.api.report import StepReport, report
 from octojax.executor.engine import Results
 from octojax.executor.recorded import Ledger, Recorder, timeline_of
-from octojax.executor.share import shared_exchange
+from octojax.executor.share import SharedExchange
 from octojax.frontends import adapt
 from octojax.ir import LayerGraph, Machine, Plan, Timeline
 from octojax.update import GRAD_NORM, Places, Update, build_update
@@ -175,6 +176,36 @@ class TrainStep:
         """
         return self.loss.pure.merge(self.params(state), self.module_state(state))
 
+    def opt_state(self, state: TrainState) -> Any:
+        """Returns the optimizer state as `optimizer.init(params)` makes it of the user's tree.
+
+        Leaves are whole, wherever their rows lie. Every process must call this.
+        """
+        share = self.loss.share
+        return self.update.gather(state.opt_state, share and share.from_owner)
+
+    def with_opt_state(self, state: TrainState, opt_state: Any) -> TrainState:
+        """Returns `state` with another optimizer state, of the form that `opt_state` returns.
+
+        Parameters are those of `state`, which stays usable until the next step on either.
+        Raises `ValueError` naming every leaf of another shape or type.
+
+            opt = step.opt_state(state)
+            opt.hyperparams["learning_rate"] = jnp.float32(1e-4)   # of optax.inject_hyperparams
+            state = step.with_opt_state(state, opt)
+        """
+        _expect_state(state)
+        return replace(state, opt_state=self.update.scatter(opt_state))
+
+    def set_hyperparams(self, state: TrainState, **values: Any) -> TrainState:
+        """Returns `state` with hyperparameters of `optax.inject_hyperparams` set by name.
+
+        Every part of the optimizer that has a hyperparameter of the name gets the value.
+        Raises `ValueError` naming those that no part has, and those that there are.
+        """
+        _expect_state(state)
+        return self.with_opt_state(state, with_hyperparams(self.opt_state(state), values))
+
     def save(self, path: str | Path, state: TrainState, *, overwrite: bool = False) -> None:
         """Writes a checkpoint to the folder `path`; see `octojax.checkpoint`.
 
@@ -210,14 +241,17 @@ class TrainStep:
     def update(self) -> Update:
         """The optimizer update, spread over the ranks."""
         loss, staged = self.loss, self.loss.staged
-        leaves: dict[int, list[Any]] = {}
+        units: dict[int, list[int]] = {}
         for unit in self._trained:
-            leaves.setdefault(staged.units[unit].leaf, []).append(staged.unit_avals[unit])
-        tree = staged.traced.params.unflatten(
-            tuple(found) if len(found) > 1 or self._stacked(leaf) else found[0]
-            for leaf, found in sorted(leaves.items())
-        )
-        owners = [loss.owners[u] for u in self._trained]
+            units.setdefault(staged.units[unit].leaf, []).append(unit)
+        leaves, owners = [], []
+        for _, mine in sorted(units.items()):
+            aval, ranks = staged.unit_avals[mine[0]], [loss.owners[u] for u in mine]
+            rows = staged.units[mine[0]].index is not None
+            shape = (len(mine), *aval.shape) if rows else aval.shape
+            leaves.append(jax.ShapeDtypeStruct(shape, aval.dtype))
+            owners.append(ranks if rows else ranks[0])
+        tree = staged.traced.params.unflatten(leaves)
         value = jax.ShapeDtypeStruct((), staged.emits[0].dtype)
         plan = build_update(
             self.optimizer, tree, owners, loss.mesh.num_ranks, extra={"value": value}
@@ -226,7 +260,7 @@ class TrainStep:
         places = Places(tuple(r.replicated if r.index in here else None for r in loss.mesh.ranks))
         if loss.share is None:
             return Update(plan, places, compiler_options=loss.options.compiler_options)
-        update, init = (shared_exchange(x, loss.share) for x in (plan.update, plan.init))
+        update, init = (SharedExchange(x, loss.share) for x in (plan.update, plan.init))
         return Update(plan, places, update, init, compiler_options=loss.options.compiler_options)
 
     def _extra(self, value: Any) -> dict[int, Any] | None:
@@ -234,9 +268,6 @@ class TrainStep:
         ranks = self.loss.mesh.ranks
         wanted = self.update.extra_ranks
         return {r: {"value": jax.device_put(value, ranks[r].replicated)} for r in wanted} or None
-
-    def _stacked(self, leaf: int) -> bool:
-        return any(u.leaf == leaf and u.index is not None for u in self.loss.staged.units)
 
     def _gradients(self, results: Results) -> list[Any]:
         filled = self.loss.filled(results)
