@@ -7,6 +7,7 @@ import jax
 
 from octojax.api.options import options_of
 from octojax.api.pipelined import PipelinedLoss
+from octojax.api.structure import like
 from octojax.frontends import adapt
 
 
@@ -27,6 +28,9 @@ def value_and_grad(
     parameters. With `has_aux`, `f` returns `((loss, aux), grads)`. Each gradient lies where
     its parameter lies. Options are those of `octopipe.compile`.
 
+    `f` finds leaves by their paths, and raises `ValueError` listing all that are missing, that
+    `params` or `batch` did not have, or that have another shape or type.
+
     Parameters are copied to their ranks in every call; a training loop of one's own that wants
     them to stay there uses `octopipe.compile`.
     """
@@ -38,7 +42,7 @@ def value_and_grad(
         now = adapt(params, loss_fn)
         held = loss.place(now.params, now.state)
         results, value, aux = loss.run(runner, held, batch)
-        grads = loss.tree(loss.filled(results))
+        grads = like(loss.tree(loss.filled(results)), now.params)
         grads = jax.tree.map(_beside, grads, now.params)
         return ((value, aux) if has_aux else value), grads
 

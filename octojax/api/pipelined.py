@@ -22,6 +22,8 @@ from octojax.api.planning import (
     ranks_wanted,
     refuse_with_auto,
 )
+from octojax.api.state_layout import Held, StateLayout, check_alive, fresh
+from octojax.api.structure import leaves_like
 from octojax.api.tuning import tuned_plan
 from octojax.costs import Device, estimate
 from octojax.errors import PlanError
@@ -36,39 +38,19 @@ from octojax.ir import Action, Plan, Schedule
 from octojax.layers.cut import StagedLoss, cut_stages
 from octojax.layers.find import LayeredLoss, find_layers
 from octojax.layers.state import StateKind
-from octojax.mesh import PipelineMesh, Rank, pipeline_mesh
+from octojax.mesh import PipelineMesh, pipeline_mesh
 from octojax.processes import agree, several
 from octojax.programs.build import compile_all
 from octojax.programs.microbatch import Microbatches, plan_microbatches
-from octojax.programs.recipe import raw, stored, unstored
+from octojax.programs.recipe import raw, stored
 from octojax.simulate.durations import durations
 from octojax.stages.differentiate import differentiate
 from octojax.stages.fingerprint import fingerprint
 from octojax.stages.program import Ref, Role, Stage
-from octojax.trace import path_name, trace_loss
+from octojax.trace import Leaves, path_name, trace_loss
 
 TYPICAL = Device(flops_per_s=1e12, bandwidth_bytes_per_s=3e10)
 """Only for the order of transfers, where no profile is given: what counts is how stages compare."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """Everything that a pipelined loss keeps on devices between steps.
-
-    `units[u]` is parameter unit u on its owner's devices (PRNG keys as integers), `copies[i]`
-    what other holders keep, by refresh; `carried` are leaves of module state by number, on
-    their stage's rank; `counters[i]` are local rank i's.
-    """
-
-    units: tuple[jax.Array | None, ...]
-    copies: tuple[tuple[jax.Array, ...], ...]
-    carried: Mapping[int, jax.Array]
-    counters: tuple[tuple[jax.Array, ...], ...]
-
-
-jax.tree_util.register_dataclass(
-    Held, data_fields=["units", "copies", "carried", "counters"], meta_fields=[]
-)
 
 
 @dataclass(frozen=True)
@@ -266,8 +248,16 @@ class PipelinedLoss:
         return tuple(max(0, owner) for owner in self.lowered.step.owners)
 
     def flat_params(self, params: Any, state: Any) -> list[Any]:
-        """Returns the value of every unit: a leaf, or its slice."""
-        leaves = [*jax.tree.leaves(params), *jax.tree.leaves(state), *self.staged.constants]
+        """Returns the value of every unit: a leaf, or its slice.
+
+        Raises `ValueError` naming all leaves that are not those of the compiled model.
+        """
+        traced = self.staged.traced
+        leaves = [
+            *leaves_like(params, traced.params, "the parameters"),
+            *leaves_like(state, traced.state, "the leaves of module state"),
+            *self.staged.constants,
+        ]
         return [
             leaves[unit.leaf] if unit.index is None else leaves[unit.leaf][unit.index]
             for unit in self.staged.units
@@ -275,16 +265,16 @@ class PipelinedLoss:
 
     def place(self, params: Any, state: Any) -> Held:
         """Returns parameters and module state on the devices of their ranks."""
-        state_leaves = jax.tree.leaves(state)
         units = [raw(jnp.asarray(x)) for x in self.flat_params(params, state)]
+        state_leaves = leaves_like(state, self.staged.traced.state, "the leaves of module state")
         ranks = self.mesh.ranks
         here = self.mesh.local_ranks
         owned = tuple(
-            _fresh(unit, ranks[owner].replicated) if owner in here else None
+            fresh(unit, ranks[owner].replicated) if owner in here else None
             for unit, owner in zip(units, self.owners, strict=True)
         )
         carried = {
-            leaf.index: _fresh(
+            leaf.index: fresh(
                 raw(jnp.asarray(state_leaves[leaf.index])), ranks[self._home(leaf.stage)].replicated
             )
             for leaf in self.staged.state
@@ -297,7 +287,7 @@ class PipelinedLoss:
             for ref in self._model.count_reads
         ]
         counters = tuple(
-            tuple(_fresh(x, ranks[rank].replicated) for x in counted)
+            tuple(fresh(x, ranks[rank].replicated) for x in counted)
             for rank in self.mesh.local_ranks
         )
         return Held(owned, self.copies(owned), carried, counters)
@@ -340,7 +330,7 @@ class PipelinedLoss:
     def _inputs(self, runner: "Runner", held: Held, batch: Any) -> tuple[Any, Any, Any, Any]:
         """What an engine wants: parameters, carried state, counters, and the batch's leaves."""
         leaves = self.batch_leaves(batch)
-        _check_alive(held)
+        check_alive(held)
         flat = [*held.units, *chain.from_iterable(held.copies)]
         params = [[flat[i] for i in where] for where in runner.sources]
         return params, [held.carried] * len(runner.sources), held.counters, leaves
@@ -357,9 +347,8 @@ class PipelinedLoss:
     def batch_leaves(self, batch: Any) -> list[Any]:
         leaves, tree = jax.tree.flatten(batch)
         if tree != self.batch_tree:
-            raise ValueError(
-                f"this batch has the structure {tree}, the step was compiled for {self.batch_tree}"
-            )
+            expected = Leaves(self.batch_tree, self.batch.names, self.batch.avals)
+            leaves = leaves_like(batch, expected, "the leaves of this batch")
         self.batch.check(leaves)
         return leaves
 
@@ -397,96 +386,26 @@ class PipelinedLoss:
             self._zero_gradients[unit] = jax.device_put(np.zeros(aval.shape, aval.dtype), where)
         return self._zero_gradients[unit]
 
-    def gathered(self, held: Held, state: bool = False) -> Any:
-        """Returns the parameters, or module state, of `held` in the user's tree on one device.
-
-        Several processes: all of them call this, and each gets everything.
-        """
-        where = self._first.replicated
-        traced = self.staged.traced
-        avals = self.staged.unit_avals
-        units = [
-            unstored(_fresh(x, where), aval)
-            for x, aval in zip(self.gathered_units(held.units), avals, strict=True)
-        ]
-        leaves = self._leaves(units, state)
-        if not state:
-            return traced.params.unflatten(leaves)
-        counted = dict(zip(self._model.count_reads, held.counters[0], strict=True))
-        for leaf in self.staged.state:
-            if leaf.kind is StateKind.READ_ONLY:
-                continue
-            if leaf.kind is StateKind.CARRIED:
-                home, aval = self._home(leaf.stage), stored(leaf.aval)
-                value = self._from(held.carried.get(leaf.index), home, aval)
-            else:
-                value = counted[Ref(Role.STATE, leaf.index)]
-            leaves[leaf.index] = unstored(_fresh(value, where), leaf.aval)
-        return traced.state.unflatten(leaves)
-
-    @property
-    def _first(self) -> Rank:
-        """The first rank of this process."""
-        return self.mesh.ranks[self.mesh.local_ranks[0]]
-
-    def gathered_units(self, units: Sequence[Any]) -> list[jax.Array]:
-        """Returns a value for every unit in every process, from the processes of its owner."""
-        avals = map(stored, self.staged.unit_avals)
-        return [self._from(x, o, a) for x, o, a in zip(units, self.owners, avals, strict=True)]
-
-    def _from(self, value: Any, owner: int, aval: Any) -> jax.Array:
-        return value if self.share is None else self.share.from_owner(value, owner, aval)
+    @cached_property
+    def layout(self) -> StateLayout:
+        """How a training state of this loss is held."""
+        staged = self.staged
+        return StateLayout(
+            self.mesh,
+            self.share,
+            staged.traced.params,
+            staged.traced.state,
+            staged.units,
+            staged.unit_avals,
+            self.owners,
+            {
+                leaf.index: self._home(leaf.stage)
+                for leaf in staged.state
+                if leaf.kind is StateKind.CARRIED
+            },
+            self._model.count_reads,
+        )
 
     def tree(self, units: Sequence[Any]) -> Any:
         """Returns values by unit as the user's tree of parameters."""
-        return self.staged.traced.params.unflatten(self._leaves(units, False))
-
-    def _leaves(self, units: Sequence[Any], state: bool) -> list[Any]:
-        traced = self.staged.traced
-        leaves = traced.state if state else traced.params
-        first = len(traced.params) if state else 0
-        found: list[Any] = [None] * len(leaves)  # None: a leaf that is no unit (mutable state)
-        slices: dict[int, list[Any]] = {}
-        for value, unit in zip(units, self.staged.units, strict=True):
-            at = unit.leaf - first
-            if not 0 <= at < len(leaves):
-                continue
-            if unit.index is None:
-                found[at] = value
-            else:
-                slices.setdefault(at, []).append((unit.index, value))
-        for at, pieces in slices.items():
-            ordered = [value for _, value in sorted(pieces, key=lambda p: p[0])]
-            where = ordered[0].sharding
-            found[at] = jnp.stack([jax.device_put(x, where) for x in ordered])
-        return found
-
-
-def _check_alive(held: Held) -> None:
-    """Raises `ValueError` for a state whose buffers a step has taken over."""
-    if any(isinstance(unit, compat.Tracer) for unit in held.units):
-        raise TypeError(
-            "a pipelined step was called inside jax.jit or another transformation. It is "
-            "compiled already and runs programs on several devices: call it as it is"
-        )
-    if any(unit is not None and unit.is_deleted() for unit in held.units):
-        raise ValueError(
-            "this training state was given to an earlier step, which took over its buffers. Go "
-            "on with the state that the step returned: state, metrics = step(state, batch)"
-        )
-
-
-def _fresh(value: Any, where: jax.sharding.Sharding) -> jax.Array:
-    """An array on `where` that shares no buffer with `value`, which the user may go on using."""
-    if len(where.device_set) == 1:
-        return jax.device_put(value, where, may_alias=False)
-    placed = jax.device_put(value, where)
-    return jnp.copy(placed) if _aliases(placed, value) else placed
-
-
-def _aliases(a: jax.Array, b: Any) -> bool:
-    """Whether arrays share memory; of replicas, `may_alias=False` copies all but one."""
-    if not isinstance(b, jax.Array):
-        return True  # a NumPy array may be wrapped without a copy
-    pointers = [{s.data.unsafe_buffer_pointer() for s in x.addressable_shards} for x in (a, b)]
-    return not pointers[0].isdisjoint(pointers[1])
+        return self.layout.tree(units)

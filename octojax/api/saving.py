@@ -36,15 +36,15 @@ def restore(step: "TrainStep", path: str | Path) -> tuple[Any, Any, Any, int]:
 
     Raises `FormatError` naming the leaves that are not those of the step's model and optimizer.
     """
-    traced, plan = step.loss.staged.traced, step.update.plan
-    found = checkpoint.load(
+    traced = step.loss.staged.traced
+    stored = checkpoint.load(
         path,
         traced.params.unflatten(_shapes(traced.params)),
-        plan.state_tree.unflatten(plan.state_avals),
+        step.update.plan.state_shapes,
         None if step.loss.pure.state is None else traced.state.unflatten(_shapes(traced.state)),
     )
-    opt_state = step.update.scatter(found.opt_state)
-    return found.params, found.module_state, opt_state, found.step
+    opt_state = step.update.scatter(stored.opt_state)
+    return stored.params, stored.module_state, opt_state, stored.step
 
 
 def _shapes(leaves: Any) -> list[jax.ShapeDtypeStruct]:

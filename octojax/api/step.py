@@ -9,9 +9,11 @@ import jax
 import optax
 
 from octojax.api import saving
+from octojax.api.adoption import adopt
 from octojax.api.beside import beside_slots
-from octojax.api.hyperparams import with_hyperparams
+from octojax.api.opt_state import opt_state_of, with_hyperparams
 from octojax.api.options import options_of
+from octojax.api.origin import Origin, origin_of
 from octojax.api.pipelined import Held, PipelinedLoss
 from octojax.api.reference import reference
 from octojax.api.rehearsal import Rehearsal, rehearse
@@ -28,16 +30,18 @@ from octojax.update import GRAD_NORM, Places, Update, build_update
 class TrainState:
     """Parameters, module state and optimizer state, each on its rank's devices; a pytree.
 
-    `step` counts the calls that made it. A step gives away the buffers of the state it gets.
+    `step` counts the calls that made it. `origin` is that of the step that it fits. A step gives
+    away the buffers of the state it gets.
     """
 
     held: Held
     opt_state: Any
     step: int
+    origin: Origin
 
 
 jax.tree_util.register_dataclass(
-    TrainState, data_fields=["held", "opt_state"], meta_fields=["step"]
+    TrainState, data_fields=["held", "opt_state"], meta_fields=["step", "origin"]
 )
 
 
@@ -70,12 +74,44 @@ class TrainStep:
     # ------------------------------------------------------------------ training
 
     def init(self, params: Any = None, state: Any = None) -> TrainState:
-        """Returns the first training state: the model's own values, or those given."""
+        """Returns the first training state: the model's own values, or those given.
+
+        `params` is a tree like that of the compiled parameters, or the user's whole model (an nnx
+        module, linen variables), which brings its state along unless `state` says other. Leaves
+        are found by their paths, whatever the containers. Raises `ValueError` listing all that
+        are missing, that the model does not have, or that have another shape or type.
+        """
         pure = self.loss.pure
+        whole = None if params is None else pure.split(params)
+        if whole is not None:
+            params = whole[0]
+            state = whole[1] or None if state is None else state
         held = self.loss.place(
             pure.params if params is None else params, pure.state if state is None else state
         )
-        return TrainState(held, self.update.init(self._optimized(held.units)), 0)
+        return self.renewed(held, self.first_opt_state(held), 0)
+
+    def adopt(self, state: TrainState, *, reset_optimizer: bool = False) -> TrainState:
+        """Returns the state of another step of the same model, placed as this step's plan says.
+
+        Parameters, module state and optimizer state are the same to the bit, and `state` stays
+        usable. Parameters go by their paths. The optimizer must keep the same leaves (another
+        learning rate is the same optimizer), unless `reset_optimizer` begins a new state. Several
+        processes: all of them call this.
+
+        Raises `ValueError` listing the leaves that are not those of this step's model, or naming
+        both optimizers.
+        """
+        _expect_kind(state)
+        return adopt(self, state, reset_optimizer)
+
+    def first_opt_state(self, held: Held) -> Any:
+        """Returns what `optimizer.init` makes of the parameters, on the ranks."""
+        return self.update.init(self._optimized(held.units))
+
+    def renewed(self, held: Held, opt_state: Any, count: int) -> TrainState:
+        """Returns a training state of this step after `count` calls."""
+        return TrainState(held, opt_state, count, self.origin)
 
     @overload
     def __call__(
@@ -104,7 +140,7 @@ class TrainStep:
     def _step(
         self, state: TrainState, batch: Any, recorder: Recorder | None
     ) -> tuple[TrainState, dict[str, Any]]:
-        _expect_state(state)
+        self._expect_state(state)
         loss = self.loss
         results, value, aux = loss.run(loss.trainer, state.held, batch, recorder)
         carried, counters = loss.next_state(state.held, results)
@@ -121,7 +157,7 @@ class TrainStep:
         metrics = {"loss": value, "grad_norm": scalars[GRAD_NORM]}
         if jax.tree.leaves(aux):
             metrics["aux"] = aux
-        return TrainState(held, opt_state, state.step + 1), metrics
+        return self.renewed(held, opt_state, state.step + 1), metrics
 
     def rehearse(
         self, state: TrainState, batch: Any, *, rounds: int = 5, machine: Machine | None = None
@@ -135,26 +171,28 @@ class TrainStep:
         in a step, where some of them wait. All processes call this alike. Raises `ValueError` for
         `rounds` below 1, and for a batch or state as a step does.
         """
-        _expect_state(state)
+        self._expect_state(state)
         return rehearse(self.loss, state.held, batch, self.optimizer, rounds, machine)
 
     def evaluate(self, state: TrainState, batch: Any) -> dict[str, Any]:
         """Returns `loss` and `aux` of a batch of the training batch's form; changes nothing."""
-        _expect_state(state)
+        self._expect_state(state)
         _, value, aux = self.loss.run(self.loss.evaluator, state.held, batch)
         return {"loss": value, **({"aux": aux} if jax.tree.leaves(aux) else {})}
 
     def value_and_grad(self, state: TrainState, batch: Any) -> tuple[jax.Array, Any, Any]:
         """Returns `(loss, aux, grads)` without an update; gradients in the user's tree."""
-        _expect_state(state)
+        self._expect_state(state)
         results, value, aux = self.loss.run(self.loss.trainer, state.held, batch)
-        return value, aux, self.loss.tree(self.loss.gathered_units(self.loss.filled(results)))
+        gradients = self.loss.layout.gathered_units(self.loss.filled(results))
+        return value, aux, self.loss.tree(gradients)
 
     def reference(self, state: TrainState, batch: Any) -> tuple[jax.Array, Any]:
         """Returns `(loss, grads)` of the unpipelined model on one device, for comparison.
 
         Rows, keys and module state of every microbatch are those of the pipeline.
         """
+        self._expect_state(state)
         params, module_state = self.params(state), self.module_state(state)
         found = reference(self.loss.pure.fn, params, module_state, batch, self.loss.batch)
         return found[0], found[2]
@@ -163,11 +201,13 @@ class TrainStep:
 
     def params(self, state: TrainState) -> Any:
         """Returns the parameters as the user's tree, copied to the first rank's devices."""
-        return self.loss.gathered(state.held)
+        self._expect_state(state)
+        return self.loss.layout.gathered(state.held)
 
     def module_state(self, state: TrainState) -> Any:
         """Returns mutable and frozen module state as the front end's tree; None without any."""
-        return self.loss.gathered(state.held, state=True)
+        self._expect_state(state)
+        return self.loss.layout.gathered(state.held, state=True)
 
     def model(self, state: TrainState) -> Any:
         """Returns the user's model with the trained values.
@@ -181,29 +221,31 @@ class TrainStep:
 
         Leaves are whole, wherever their rows lie. Every process must call this.
         """
-        share = self.loss.share
-        return self.update.gather(state.opt_state, share and share.from_owner)
+        self._expect_state(state)
+        return opt_state_of(self.update.plan, state.opt_state, self.loss.layout)
 
     def with_opt_state(self, state: TrainState, opt_state: Any) -> TrainState:
         """Returns `state` with another optimizer state, of the form that `opt_state` returns.
 
-        Parameters are those of `state`, which stays usable until the next step on either.
+        Parameters are those of `state`: a step on either takes over the buffers of both.
         Raises `ValueError` naming every leaf of another shape or type.
 
-            opt = step.opt_state(state)
-            opt.hyperparams["learning_rate"] = jnp.float32(1e-4)   # of optax.inject_hyperparams
-            state = step.with_opt_state(state, opt)
+            tree = step.opt_state(state)
+            tree[0].mu["head"] = jnp.zeros_like(tree[0].mu["head"])
+            state = step.with_opt_state(state, tree)
         """
-        _expect_state(state)
+        self._expect_state(state)
         return replace(state, opt_state=self.update.scatter(opt_state))
 
-    def set_hyperparams(self, state: TrainState, **values: Any) -> TrainState:
+    def with_hyperparams(self, state: TrainState, **values: Any) -> TrainState:
         """Returns `state` with hyperparameters of `optax.inject_hyperparams` set by name.
 
+            state = step.with_hyperparams(state, learning_rate=1e-4)
+
         Every part of the optimizer that has a hyperparameter of the name gets the value.
-        Raises `ValueError` naming those that no part has, and those that there are.
+        Raises `ValueError` naming those that no part has, with those that there are, and those
+        that a schedule sets anew in every step.
         """
-        _expect_state(state)
         return self.with_opt_state(state, with_hyperparams(self.opt_state(state), values))
 
     def save(self, path: str | Path, state: TrainState, *, overwrite: bool = False) -> None:
@@ -212,6 +254,7 @@ class TrainStep:
         Parameters and optimizer state are stored as the user's trees, so that the checkpoint
         reloads under any plan, and without octojax. Every process must call this.
         """
+        self._expect_state(state)
         saving.save(self, path, state, overwrite)
 
     def restore(self, path: str | Path) -> TrainState:
@@ -220,7 +263,7 @@ class TrainStep:
         Raises `FormatError` naming every leaf that does not fit this model and optimizer.
         """
         params, module_state, opt_state, count = saving.restore(self, path)
-        return TrainState(self.loss.place(params, module_state), opt_state, count)
+        return self.renewed(self.loss.place(params, module_state), opt_state, count)
 
     # ------------------------------------------------------------------ the update
 
@@ -263,6 +306,21 @@ class TrainStep:
         update, init = (SharedExchange(x, loss.share) for x in (plan.update, plan.init))
         return Update(plan, places, update, init, compiler_options=loss.options.compiler_options)
 
+    @cached_property
+    def origin(self) -> Origin:
+        """Names what this step's states are made for; see `Origin`."""
+        return origin_of(self.loss, self.update.plan)
+
+    def _expect_state(self, state: Any) -> None:
+        """Raises unless `state` is one of this step's, or of a step of the same origin."""
+        _expect_kind(state)
+        if state.origin is self.origin or state.origin == self.origin:
+            return
+        raise ValueError(
+            f"this training state is of another step. {self.origin.differences(state.origin)}. "
+            f"Go on with the step it came from, or move it: state = step.adopt(state)"
+        )
+
     def _extra(self, value: Any) -> dict[int, Any] | None:
         """The loss on the ranks whose update reads it (`optax.contrib.reduce_on_plateau`)."""
         ranks = self.loss.mesh.ranks
@@ -274,7 +332,7 @@ class TrainStep:
         return [filled[u] for u in self._trained]
 
 
-def _expect_state(state: Any) -> None:
+def _expect_kind(state: Any) -> None:
     if not isinstance(state, TrainState):
         raise TypeError(
             f"state is of type {type(state).__name__}, expected the TrainState that step.init(), "

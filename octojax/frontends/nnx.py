@@ -43,8 +43,13 @@ def adapt_nnx(
     def merge(params: Any, state: Any) -> nnx.Module:
         return nnx.merge(graphdef, *_fresh((params, state)))
 
+    def split_model(model: Any) -> tuple[Any, Any] | None:
+        if not isinstance(model, nnx.Module):
+            return None
+        return _fresh(tuple(nnx.split(model, trainable, ...)[1:]))
+
     params, state = _fresh((params, state))
-    return PureLoss(fn, params, state, merge)
+    return PureLoss(fn, params, state, merge, split_model)
 
 
 def _fresh(states: Any) -> Any:

@@ -13,13 +13,15 @@ class PureLoss:
 
     `fn(params, state, batch) -> (loss, aux, new_state)`; `params` holds what is trained,
     `state` the rest: frozen weights, statistics, counters, keys. `merge(params, state)` returns
-    the user's kind of object with these values.
+    the user's kind of object with these values; `split` takes such an object apart, or returns
+    None for another one (a tree of the parameters alone, say).
     """
 
     fn: Callable[[Any, Any, Any], tuple[Any, Any, Any]]
     params: Any
     state: Any
     merge: Callable[[Any, Any], Any]
+    split: Callable[[Any], tuple[Any, Any] | None] = lambda model: None
 
 
 def split_result(result: Any, most: int = 2) -> tuple[Any, ...]:

@@ -88,6 +88,7 @@ def build_update(
         state_tree=traced.state_tree,
         scalars=(GRAD_NORM,) if grad_norm else (),
         extra_tree=traced.extra_tree,
+        operations=tuple(sorted({op.primitive.name for op in update.ops})),
         init=distribute(init, placed_init, ends.inputs[:count], firsts, num_ranks),
         update=distribute(update, placed, ends.inputs, wants, num_ranks),
     )

@@ -166,6 +166,9 @@ class UpdatePlan:
     state_tree: Any
     scalars: tuple[str, ...]
     extra_tree: Any
+    operations: tuple[str, ...]
+    """The primitives of the update, whatever the ranks."""
+
     init: Distributed
     update: Distributed
 
@@ -178,6 +181,11 @@ class UpdatePlan:
     def state_pieces(self) -> tuple[Piece, ...]:
         """The pieces of the optimizer state."""
         return pieces_of(self.state_layouts)
+
+    @property
+    def state_shapes(self) -> Any:
+        """The optimizer state of the whole parameters, of shapes."""
+        return self.state_tree.unflatten(self.state_avals)
 
     @cached_property
     def owners(self) -> tuple[int | None, ...]:

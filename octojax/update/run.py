@@ -126,36 +126,9 @@ class Update:
             )
         )
 
-    def gather(self, opt_state: OptState, fetch: Fetch | None = None) -> Any:
-        """Returns the state as the tree that `optimizer.init` makes of the whole parameters.
-
-        Leaves stay on their devices, rows of a stacked one are joined on those of its first.
-        Where ranks are in other processes, `fetch(piece, rank, shape)` returns here what rank
-        `rank` has; all processes call it alike.
-        """
-        plan, pieces = self.plan, self._pieces(opt_state)
-        if fetch is not None:
-            pieces = [
-                x if p.rank is None else fetch(x, p.rank, piece_aval(plan, k))
-                for k, (p, x) in enumerate(zip(plan.state_pieces, pieces, strict=True))
-            ]
-        leaves: list[list[Any]] = [[] for _ in plan.state_layouts]
-        for piece, value in zip(plan.state_pieces, pieces, strict=True):
-            leaves[piece.leaf].append(value)
-        return plan.state_tree.unflatten(
-            [
-                join_pieces(values, layout) if isinstance(layout, Rows) else values[0]
-                for values, layout in zip(leaves, plan.state_layouts, strict=True)
-            ]
-        )
-
-    def _pieces(self, opt_state: OptState) -> list[Any]:
-        """The pieces of the state; None for those of other processes."""
-        pieces: list[Any] = [None] * len(self.plan.state_pieces)
-        for rank in reversed(self.ranks):
-            for k, piece in zip(self._states[rank], opt_state[rank] or (), strict=True):
-                pieces[k] = piece
-        return pieces
+    def gather(self, opt_state: OptState) -> Any:
+        """Returns `gather_state` of the plan; every rank must be in this process."""
+        return gather_state(self.plan, opt_state)
 
     def scatter(self, tree: Any) -> OptState:
         """Returns the per-rank state that the whole tree holds, placed on the ranks.
@@ -192,6 +165,30 @@ class Update:
 
     def _per_rank(self, found: Mapping[int, tuple[jax.Array, ...]]) -> OptState:
         return tuple(found.get(rank) for rank in range(self.plan.num_ranks))
+
+
+def gather_state(plan: UpdatePlan, opt_state: OptState, fetch: Fetch | None = None) -> Any:
+    """Returns the state as the tree that `optimizer.init` makes of the whole parameters.
+
+    Leaves stay on their devices, rows of a stacked one are joined on those of its first. Where
+    ranks are in other processes, `fetch(piece, rank, shape)` returns here what rank `rank` has;
+    all processes call it alike.
+    """
+    pieces: list[Any] = [None] * len(plan.state_pieces)
+    for rank, mine in reversed(list(enumerate(opt_state))):
+        for k, piece in zip(plan.states_on(rank), mine or (), strict=mine is not None):
+            pieces[k] = piece
+    leaves: list[list[Any]] = [[] for _ in plan.state_layouts]
+    for k, (piece, value) in enumerate(zip(plan.state_pieces, pieces, strict=True)):
+        if fetch is not None and piece.rank is not None:
+            value = fetch(value, piece.rank, piece_aval(plan, k))
+        leaves[piece.leaf].append(value)
+    return plan.state_tree.unflatten(
+        [
+            join_pieces(values, layout) if isinstance(layout, Rows) else values[0]
+            for values, layout in zip(leaves, plan.state_layouts, strict=True)
+        ]
+    )
 
 
 def state_leaves(plan: UpdatePlan, tree: Any) -> list[Any]:
