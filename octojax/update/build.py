@@ -267,8 +267,8 @@ def _tracing(what: str, params: Sequence[Any], extra: Sequence[str] = ()) -> Ite
         call = "params" if what == "init" else f"gradients, state, params{given}"
         raise PlanError(
             f"optimizer.{what}({call}) failed on the {len(params)} parameter leaves: "
-            f"{type(error).__name__}: {error}. A step passes the optimizer these arguments and "
-            f"no others; see docs/exactness.md for those that need more"
+            f"{type(error).__name__}: {error}. A step passes an optimizer these arguments and no "
+            f"others (docs/optimizers.md lists the optimizers that need more)"
         ) from error
 
 

@@ -60,7 +60,19 @@ def flatten(closed: ClosedJaxpr) -> Graph:
     jaxpr, consts = compat.split_consts(closed)
     inputs = [builder.value(var.aval) for var in jaxpr.invars]
     outputs = builder.run(jaxpr, consts, inputs)
-    return Graph(len(inputs), tuple(builder.ops), tuple(outputs), tuple(builder.avals))
+    ops = _live(builder.ops, outputs)
+    return Graph(len(inputs), tuple(ops), tuple(outputs), tuple(builder.avals))
+
+
+def _live(ops: Sequence[Op], outputs: Sequence[Atom]) -> list[Op]:
+    """The operations that the outputs need: others would ask for exchanges too."""
+    needed = {x for x in outputs if not isinstance(x, Literal)}
+    live = []
+    for op in reversed(ops):
+        if op.effectful or not needed.isdisjoint(op.outputs):
+            live.append(op)
+            needed.update(x for x in op.inputs if not isinstance(x, Literal))
+    return live[::-1]
 
 
 def bind(op: Op, params: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:

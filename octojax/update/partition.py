@@ -114,11 +114,11 @@ def _draft(
         for want, due in zip(routes.wants, routes.due, strict=True)
         if due == phase and not isinstance(want.layout, Rows) and want.layout in (EVERYWHERE, rank)
     )
-    entries = routes.layouts_of_bytes[phase] if phase < len(routes.layouts_of_bytes) else ()
-    offers = tuple(e for e in entries if placed.layouts[e.value] == e.rank == rank)
-    moved = placed.moved[phase] if phase < len(placed.moved) else ()
+    offers = tuple(e for e in routes.entries(phase) if placed.layouts[e.value] == e.rank == rank)
     scattered = tuple(
-        (v, to) for v, to in moved if isinstance(to, Rows) and placed.layouts[v] == rank
+        (v, to)
+        for v, to in routes.moved(phase)
+        if isinstance(to, Rows) and placed.layouts[v] == rank
     )
     ops: set[int] = set()
     inputs: dict[End, int] = {}
@@ -204,13 +204,13 @@ def _exchange(
         ]
         needs.append(tuple(sorted({entry.rank for entry in entries})))
     moves = _moves(routes, phase)
-    return Exchange(routes.width(phase), routes.layouts_of_bytes[phase], tuple(needs), moves)
+    return Exchange(routes.width(phase), routes.entries(phase), tuple(needs), moves)
 
 
 def _moves(routes: Routes, phase: int) -> tuple[Move, ...]:
     """The rows that change ranks after a phase; one that is where it is needed stays."""
     moves = []
-    for value, to in routes.placed.moved[phase]:
+    for value, to in routes.moved(phase):
         layout, aval = routes.placed.layouts[value], routes.graph.avals[value]
         rows = layout if isinstance(layout, Rows) else to
         assert isinstance(rows, Rows), "one side has the rows"
@@ -297,7 +297,7 @@ def _packer(
     """The program that joins what the rows of a rank offer, and packs it with the rank's own."""
     graph, layouts, width = routes.graph, routes.placed.layouts, routes.width(phase)
     offering = [x for x in rows if x.offers and rank in x.stack.ranks]
-    entries = [e for e in routes.layouts_of_bytes[phase] if e.rank == rank]
+    entries = [e for e in routes.entries(phase) if e.rank == rank]
     own = [entry.value for entry in draft.offers]
 
     def run(*arguments: Any) -> list[Any]:

@@ -166,7 +166,8 @@ class _Placer:
             return homes.pop()  # type: ignore[return-value]
         large = [v for v in remote if self._large(v) and not isinstance(self.layouts[v], Partial)]
         whole = {x for v in large if isinstance(x := self.layouts[v], int)}
-        if len(whole) > 1:
+        several = len(large) > 1 and op.primitive.name == "concatenate"
+        if len(whole) > 1 or (several and any(isinstance(self.layouts[v], Rows) for v in large)):
             mixed = [(v, self.layouts[v]) for v in large]
             raise PlanError(mixes(self.graph, op, at, mixed, self.names))
         if whole:

@@ -129,10 +129,17 @@ class Routes:
         each = size // len(layout.stack.owners)
         return [(r, each * len(rows)) for r, rows in layout.stack.rows_by_rank.items()]
 
+    def entries(self, phase: int) -> tuple[Entry, ...]:
+        """Returns what is exchanged after a phase; nothing after the last."""
+        return self.layouts_of_bytes[phase] if phase < len(self.layouts_of_bytes) else ()
+
+    def moved(self, phase: int) -> tuple[tuple[int, int | Rows], ...]:
+        """Returns the large values that move by rows after a phase, and where to."""
+        return self.placed.moved[phase] if phase < self.num_phases - 1 else ()
+
     def width(self, phase: int) -> int:
         """Returns how many bytes every rank offers after a phase."""
-        entries = self.layouts_of_bytes[phase] if phase < len(self.layouts_of_bytes) else ()
-        return max((e.offset + e.nbytes for e in entries), default=0)
+        return max((e.offset + e.nbytes for e in self.entries(phase)), default=0)
 
     def vectors(self, values: Iterable[int]) -> list[tuple[int, int]]:
         """Returns the vectors that brought `values`, by phase and source rank."""

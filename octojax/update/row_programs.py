@@ -95,12 +95,8 @@ class _Walk:
                 for want, due in zip(routes.wants, routes.due, strict=True)
                 if due == phase and isinstance(want.layout, Rows) and want.layout.stack == stack
             ),
-            self._mine(placed.exchanged[phase] if phase < len(placed.exchanged) else ()),
-            self._mine(
-                v
-                for v, _ in (placed.moved[phase] if phase < len(placed.moved) else ())
-                if isinstance(placed.layouts[v], Rows)
-            ),
+            self._mine(e.value for e in routes.entries(phase)),
+            self._mine(v for v, _ in routes.moved(phase) if isinstance(placed.layouts[v], Rows)),
         )
 
     def _mine(self, values: Iterable[int]) -> tuple[int, ...]:

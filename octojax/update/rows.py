@@ -99,12 +99,8 @@ def broadcast_rows(op: Op, rows: Rows, avals: Sequence[Any]) -> RowRule | None:
     (output,) = op.outputs
     shape = avals[output].shape
     if op.primitive.name in ELEMENTWISE:
-        sizes = [_shape(x, avals) for x in op.inputs]
-        if all(size in ((), shape) for size in sizes):
-            return RowRule(
-                tuple(rows if size == shape else None for size in sizes), (rows,), op.params
-            )
-        return None
+        operands = _elements(rows, [_shape(x, avals) for x in op.inputs], shape)
+        return operands and RowRule(operands, (rows,), op.params)
     if op.primitive.name != "broadcast_in_dim" or len(op.inputs) != 1:
         return None
     dims = op.params["broadcast_dimensions"]
@@ -158,12 +154,24 @@ class _Call:
 
 
 def _elementwise(call: _Call) -> RowRule | None:
-    rows, shape = call.common, call.out_shape()
+    rows = call.common
     sizes = [call.shape(k) for k in range(len(call.rows))]
-    if rows is None or any(size not in ((), shape) for size in sizes):
+    operands = rows and _elements(rows, sizes, call.out_shape())
+    if rows is None or operands is None:
         return None
-    operands = tuple(rows if size == shape else None for size in sizes)
+    if any(x is not None and wanted is None for x, wanted in zip(call.rows, operands, strict=True)):
+        return None
     return RowRule(operands, tuple(rows for _ in call.op.outputs), call.op.params)
+
+
+def _elements(
+    rows: Rows, sizes: Sequence[tuple[int, ...]], shape: tuple[int, ...]
+) -> tuple[Rows | None, ...] | None:
+    """What one row of an elementwise operation reads of operands of these shapes: a row, or the
+    whole of a scalar and of what is broadcast along the rows; None where shapes do not fit."""
+    if any(size and len(size) != len(shape) for size in sizes):
+        return None
+    return tuple(rows if size and size[rows.axis] == shape[rows.axis] else None for size in sizes)
 
 
 def _reduction(call: _Call, how: str) -> RowRule | None:
