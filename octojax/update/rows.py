@@ -100,7 +100,7 @@ def broadcast_rows(op: Op, rows: Rows, avals: Sequence[Any]) -> RowRule | None:
     shape = avals[output].shape
     if op.primitive.name in ELEMENTWISE:
         operands = _elements(rows, [_shape(x, avals) for x in op.inputs], shape)
-        return operands and RowRule(operands, (rows,), op.params)
+        return None if operands is None else RowRule(operands, (rows,), op.params)
     if op.primitive.name != "broadcast_in_dim" or len(op.inputs) != 1:
         return None
     dims = op.params["broadcast_dimensions"]
