@@ -8,8 +8,11 @@ Supported: JAX 0.10.2 to 0.12. Differences met, old | new:
 """
 
 import contextlib
+import functools
+import gc
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.extend.core as jex
@@ -17,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+T = TypeVar("T")
 Atom = Var | Literal
 Tracer: Any = jax.core.Tracer  # type: ignore[attr-defined]
 Device = Any  # jax.Device, which is a variable and no type to a type checker
@@ -182,3 +186,117 @@ def key_impl(aval: Aval) -> str:
     `jax.random.key_impl` takes arrays only, in both versions.
     """
     return aval.dtype._impl.name
+
+
+def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What the calling thread has set for itself, as a maker of contexts for other threads.
+
+        settings = thread_settings()        under `jax.enable_x64(True)`, say
+        with settings(): ...                in another thread: the same holds there
+
+    Covers every context manager of `jax.config`, `jax.make_user_context`, and those for meshes,
+    devices and metadata: JAX keeps each in a `Config` object whose local value belongs to one
+    thread, and offers no way to hand them on. Global values hold in every thread anyway.
+    """
+    from jax._src import config
+
+    unset = config.config_ext.unset
+    local = [(c, value) for c, get in _configs() if (value := get()) is not unset]
+
+    @contextlib.contextmanager
+    def settings() -> Iterator[None]:
+        before = [(c, c.swap_local(value)) for c, value in local]
+        for c, value in local:
+            _tell(c, value)
+        try:
+            yield
+        finally:
+            for c, value in before:
+                c.set_local(value)
+                _tell(c, None if value is unset else value)
+
+    return settings if local else contextlib.nullcontext
+
+
+def under_thread_settings(function: Callable[..., T]) -> Callable[..., T]:
+    """`function`, for another thread: what the calling thread has set for itself holds in it."""
+    settings = thread_settings()
+
+    def call(*args: Any) -> T:
+        with settings():
+            return function(*args)
+
+    return call
+
+
+def _tell(config: Any, value: Any) -> None:
+    """Runs what JAX does beside storing a local value, where it does."""
+    hook = getattr(config, "_update_thread_local_hook", None)
+    if hook is not None:
+        hook(value)
+
+
+def _configs() -> Sequence[tuple[Any, Callable[[], Any]]]:
+    """Every object that keeps a setting by thread, and how to read it."""
+    from jax._src import config
+
+    # `jax.make_user_context` and an extension may add to them.
+    return _configs_of(len(config.config._value_holders), len(config.config_ext.trace_context()))
+
+
+@functools.lru_cache(maxsize=1)
+def _configs_of(num_named: int, num_in_context: int) -> Sequence[tuple[Any, Callable[[], Any]]]:
+    """`_configs` when JAX knows so many of them. What it keeps by thread for itself is not among
+    them: the state of a trace, of MLIR, and the hook that `jax.debug_nans` sets."""
+    from jax._src import config
+
+    holders: Any = config.config._value_holders
+    named = [x for x in holders.values() if hasattr(x, "get_local")]
+    mine = [x._obj for x in gc.get_objects() if isinstance(x, config.UserConfig)]
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith("jax._src.")]
+    contexts = [
+        value
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, config.config_ext.Config)
+        and name.endswith(("_context_manager", "device_context"))
+    ]
+    unique = {id(x): x for x in (*named, *mine, *contexts)}
+    return tuple((x, x.get_local) for x in unique.values())
+
+
+def jit_enabled() -> contextlib.AbstractContextManager[None]:
+    """Lifts `jax.disable_jit`: a step consists of compiled programs, which JAX refuses to call
+    under it, and a loss without jit would be traced with its loops written out."""
+    config: Any = jax.config
+    return jax.disable_jit(False) if config.jax_disable_jit else contextlib.nullcontext()
+
+
+def in_callback() -> bool:
+    """Whether the caller runs inside a Python callback of a compiled program.
+
+    XLA gives no sign of it but the frames of the modules that serve callbacks.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") in ("jax._src.callback", "jax._src.debugging"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def is_nan_report(error: BaseException) -> bool:
+    """Whether JAX raised this because of `jax_debug_nans` or `jax_debug_infs`.
+
+    Compiled programs that are called themselves raise JAX's internal type, in both versions.
+    """
+    return isinstance(error, FloatingPointError) or (
+        type(error).__name__ == "InternalFloatingPointError"
+    )
+
+
+def source_line(eqn: JaxprEqn) -> str:
+    """`file:line (function)` of the user's code that an equation comes from; "" if unknown."""
+    from jax._src import source_info_util
+
+    return source_info_util.summarize(eqn.source_info)

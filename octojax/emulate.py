@@ -23,6 +23,7 @@ from octojax.executor.instructions import Do, Instruction, RankProgram, StepProg
 from octojax.executor.lower import lower
 from octojax.executor.record import Span, TransferClock, action_spans, measured
 from octojax.executor.run import RankThreads, bind, run_recorded
+from octojax.executor.stop import Stop
 from octojax.executor.transport import Transport
 from octojax.executor.transports import transport
 from octojax.ir import Action, ActionSpan, Kind, Plan, Profile, Timeline, parse_action
@@ -80,7 +81,7 @@ def emulate(
     values = [[_payload(sizes, t.kind, t.stage, mesh, t.target)] for t in step.transfers]
     moves = transport(transport_name, timeout)(step.transfers, values, mesh)
     local = [step.ranks[r] for r in mesh.local_ranks]
-    threads = RankThreads([r.rank for r in local])
+    threads = RankThreads([r.rank for r in local], timeout)
     payloads: dict[int, Sequence[jax.Array]] = {
         k: [jnp.zeros(v[0].shape, v[0].dtype, device=mesh.ranks[t.source].replicated)]
         for k, (t, v) in enumerate(zip(step.transfers, values, strict=True))
@@ -97,12 +98,13 @@ def emulate(
         for _ in range(steps + 1):
             barrier("emulated step")
             moves.clock = TransferClock()
-            moves.begin(step.order)
+            stop = Stop()
+            moves.begin(step.order, stop)
             works = [
                 partial(run_recorded, b, [None] * p.num_slots, time.monotonic, _done)
                 for b, p in zip(bound, local, strict=True)
             ]
-            spans = threads.run(works, moves.abort)
+            spans = threads.run(works, stop)
             own = [
                 a
                 for p, s in zip(local, spans, strict=True)

@@ -42,3 +42,8 @@ class MeshError(OctoPipeError, ValueError):
 
 class ExecutionError(OctoPipeError, RuntimeError):
     """A step failed while running; names rank, action, value and peer."""
+
+
+class NonFiniteError(ExecutionError, FloatingPointError):
+    """A step made a NaN or an infinity under `jax.debug_nans` or `jax.debug_infs`; names rank,
+    action, operation and the line of the user's code."""

@@ -34,6 +34,7 @@ from octojax.launch_environment import (
 )
 
 DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_STEP_TIMEOUT_S = 600.0
 
 
 def timeout_s() -> float:
@@ -42,6 +43,12 @@ def timeout_s() -> float:
     Set by `octopipe launch --timeout` or the argument of `initialize`; 60 by default.
     """
     return float(os.environ.get(TIMEOUT, DEFAULT_TIMEOUT_S))
+
+
+def step_timeout_s() -> float:
+    """How long a wait in a step lasts where nobody said otherwise, in seconds: what the processes
+    were started with (`octopipe launch --timeout`, `initialize`), else 600."""
+    return float(os.environ.get(TIMEOUT, DEFAULT_STEP_TIMEOUT_S))
 
 
 def initialize(timeout: float | None = None, **cluster: Any) -> None:

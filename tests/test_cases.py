@@ -13,7 +13,7 @@ Cases with a test elsewhere:
     zero-bubble#8            limits per rank         tests/schedules/test_searched.py, tune
     pytorch#136766           two peaks of a ZB table tests/simulate/test_published_figures.py
     algolocal#95, zb#18, #73 bubbles, drawings, CSV  tests/simulate, tests/report, tests/ir
-    torchgpipe#14            batch norm              tests/executor, tests/test_checkpoint.py
+    torchgpipe#14            batch norm              tests/executor, tests/checkpoint
     DeepSpeed#5696           another sequence length tests/test_api.py (another shape)
 """
 

@@ -60,12 +60,12 @@ def test_scalars_are_shared_and_keys_folded():
     key = jax.random.key(1)
     found = plan(4, 2, key=key, scale=2.0)
     x = jnp.arange(8.0).reshape(4, 2)
-    pieces = found.split({0: x, 1: key, 2: jnp.float32(2)}, [(0, 1), (1, 0), (1, 1), (2, 1)])
+    pieces = found.split({0: x, 1: key}, [(0, 1), (1, 0), (1, 1)], first=0, start=0, size=2)
     np.testing.assert_array_equal(pieces[0], x[2:])
     for m in (0, 1):
         wanted = jax.random.key_data(jax.random.fold_in(key, m))
         np.testing.assert_array_equal(pieces[1 + m], wanted)
-    assert pieces[3] == 2.0
+    assert found.piece(2, 2.0, 1) == 2.0
 
 
 def test_a_batch_without_rows_is_shared():

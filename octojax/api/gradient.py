@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from octojax import compat
 from octojax.api.options import options_of
 from octojax.api.pipelined import PipelinedLoss
 from octojax.api.structure import like
@@ -20,7 +21,7 @@ def value_and_grad(
     mesh: Any = None,
     model: Any = None,
     **options: Any,
-) -> Callable[[Any, Any], tuple[Any, Any]]:
+) -> "PipelinedGradient":
     """Returns `f(params, batch) -> (loss, grads)`, a pipelined `jax.value_and_grad(loss_fn)`.
 
     `params` and `batch` are examples of the arguments: pytrees for `loss_fn(params, batch)`,
@@ -34,19 +35,45 @@ def value_and_grad(
     Parameters are copied to their ranks in every call; a training loop of one's own that wants
     them to stay there uses `octopipe.compile`.
     """
-    pure = adapt(params, loss_fn)
-    loss = PipelinedLoss(pure, batch, options_of(model or params, **options), mesh)
-    runner = loss.trainer
+    with compat.jit_enabled():
+        pure = adapt(params, loss_fn)
+        loss = PipelinedLoss(pure, batch, options_of(model or params, **options), mesh)
+        _ = loss.trainer
+    return PipelinedGradient(loss, loss_fn, has_aux)
 
-    def f(params: Any, batch: Any) -> tuple[Any, Any]:
-        now = adapt(params, loss_fn)
-        held = loss.place(now.params, now.state)
-        results, value, aux = loss.run(runner, held, batch)
-        grads = like(loss.tree(loss.filled(results)), now.params)
-        grads = jax.tree.map(_beside, grads, now.params)
-        return ((value, aux) if has_aux else value), grads
 
-    return f
+class PipelinedGradient:
+    """What `value_and_grad` returns: `f(params, batch) -> (loss, grads)`.
+
+    Calls from several threads run one after the other. `f.close()`, or `with
+    octopipe.value_and_grad(...) as f:`, ends its threads and lets go of its programs; one that
+    nobody holds any more does so by itself.
+    """
+
+    def __init__(self, loss: PipelinedLoss, loss_fn: Callable[..., Any], has_aux: bool) -> None:
+        self.loss, self.loss_fn, self.has_aux = loss, loss_fn, has_aux
+
+    def __call__(self, params: Any, batch: Any) -> tuple[Any, Any]:
+        loss, now = self.loss, adapt(params, self.loss_fn)
+
+        def work() -> tuple[Any, Any, Any]:
+            held = loss.place(now.params, now.state)
+            results, value, aux = loss.run(loss.trainer, held, batch)
+            return value, aux, loss.tree(loss.filled(results))
+
+        value, aux, found = loss.calls.run(work, "value_and_grad")
+        grads = jax.tree.map(_beside, like(found, now.params), now.params)
+        return ((value, aux) if self.has_aux else value), grads
+
+    def close(self) -> None:
+        """Ends the threads; later calls raise `ExecutionError`. Twice is once."""
+        self.loss.close("this pipelined value_and_grad")
+
+    def __enter__(self) -> "PipelinedGradient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _beside(gradient: jax.Array, param: Any) -> jax.Array:

@@ -25,7 +25,9 @@ class Options:
     `(0, 1, 1, 0, 2, 3, 3, 2)`: a named schedule is laid out for it. `transport` is "auto",
     "device_put" or "ppermute".
     `recompute` says for every stage, or for all, whether its forward is run again instead of
-    stored. `timeout_s` bounds how long a rank waits for a value from another.
+    stored. `timeout_s` bounds every wait in a step, such as that of a rank for a value from
+    another: by default as long as `octopipe launch --timeout` or `octopipe.initialize` say, else
+    600 seconds.
     `reduction` says what the loss does with the rows of its batch: "mean" or "sum". Losses of
     microbatches, and the gradients with them, join accordingly.
     `compiler_options` go to XLA for every stage program, as those of `jax.jit` do.
@@ -45,7 +47,7 @@ class Options:
     tune_seconds: float = 10.0
     compiler_options: dict[str, Any] = field(default_factory=dict)
     reduction: str = "mean"
-    timeout_s: float = 600.0
+    timeout_s: float | None = None
     seed: int = 0
     progress: bool = True
 
@@ -64,7 +66,7 @@ class Options:
                 f"reduction = {self.reduction!r}, expected 'mean' (the loss averages over the "
                 f"rows of its batch) or 'sum' (it adds them up)"
             )
-        if not self.timeout_s > 0:
+        if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"timeout_s = {self.timeout_s}, expected seconds > 0")
 
         if isinstance(self.partition, str) and self.partition.replace(" ", "").isdigit():

@@ -27,10 +27,12 @@ from octojax.api.structure import leaves_like
 from octojax.api.tuning import tuned_plan
 from octojax.costs import Device, estimate
 from octojax.errors import PlanError
-from octojax.executor.engine import Engine, Model, Results
+from octojax.executor.engine import Engine, Results
 from octojax.executor.lower import Lowered, lower
+from octojax.executor.prepare import Model
 from octojax.executor.recorded import Recorder
 from octojax.executor.share import Share
+from octojax.executor.step_thread import GRACE_S, StepThread
 from octojax.executor.transports import transport
 from octojax.executor.work import forwards_only
 from octojax.frontends import PureLoss
@@ -39,7 +41,7 @@ from octojax.layers.cut import StagedLoss, cut_stages
 from octojax.layers.find import LayeredLoss, find_layers
 from octojax.layers.state import StateKind
 from octojax.mesh import PipelineMesh, pipeline_mesh
-from octojax.processes import agree, several
+from octojax.processes import agree, several, step_timeout_s
 from octojax.programs.build import compile_all
 from octojax.programs.microbatch import Microbatches, plan_microbatches
 from octojax.programs.recipe import raw, stored
@@ -94,6 +96,7 @@ class PipelinedLoss:
         self.stages: tuple[tuple[Stage, ...], ...] = self._stages()
         self._check_state()
         self.lowered: Lowered = self._lower(self.schedule)
+        self.calls = StepThread(self.timeout_s, 0.0 if several() else GRACE_S)
         self.compilations = 0
         self._zero_gradients: dict[int, jax.Array] = {}
 
@@ -177,10 +180,27 @@ class PipelinedLoss:
 
     # ------------------------------------------------------------------ engines
 
+    @property
+    def timeout_s(self) -> float:
+        """How long any wait in a step lasts: the option, or what the processes were given."""
+        given = self.options.timeout_s
+        return step_timeout_s() if given is None else given
+
+    def close(self, what: str = "this step") -> None:
+        """Ends threads and transports, after the calls that were made before."""
+        why = f"{what} was closed (close(), or the end of its `with` block). Compile another"
+        self.calls.close(why, self._release)
+
+    def _release(self) -> None:
+        for name in ("trainer", "evaluator"):
+            runner = self.__dict__.pop(name, None)
+            if runner is not None:
+                runner.engine.close()
+
     @cached_property
     def share(self) -> Share | None:
         """How values reach every process; None in a program of one."""
-        return Share(self.mesh, self.options.timeout_s) if several() else None
+        return Share(self.mesh, self.timeout_s) if several() else None
 
     def _agree(self) -> None:
         """Refuses to run unless every process has the same plan, model and versions."""
@@ -222,9 +242,10 @@ class PipelinedLoss:
         )
 
     def _runner(self, lowered: Lowered) -> "Runner":
+        self.calls.refuse_if_closed("a program of this step")
         self._agree()
-        make = transport(self.options.transport, self.options.timeout_s)
-        engine = Engine(lowered, self.mesh, self.batch, self._model, make)
+        make = transport(self.options.transport, self.timeout_s)
+        engine = Engine(lowered, self.mesh, self.batch, self._model, make, self.timeout_s)
         compiled = compile_all(engine.jobs(), self.options.progress, self.options.compiler_options)
         self.compilations += len(compiled)
         engine.ready(compiled)
@@ -265,6 +286,9 @@ class PipelinedLoss:
 
     def place(self, params: Any, state: Any) -> Held:
         """Returns parameters and module state on the devices of their ranks."""
+        return self.calls.run(lambda: self._place(params, state), "the placement of parameters")
+
+    def _place(self, params: Any, state: Any) -> Held:
         units = [raw(jnp.asarray(x)) for x in self.flat_params(params, state)]
         state_leaves = leaves_like(state, self.staged.traced.state, "the leaves of module state")
         ranks = self.mesh.ranks
@@ -296,7 +320,7 @@ class PipelinedLoss:
         return self.plan.placement.stages[stage or 0][0]
 
     def copies(self, units: Sequence[jax.Array | None]) -> tuple[tuple[jax.Array, ...], ...]:
-        return tuple(map(tuple, self.trainer.engine.refresh(units)))
+        return tuple(map(tuple, self.trainer.engine.refresh(units, self.calls.stop)))
 
     def _sources(self, engine: Engine) -> list[list[int]]:
         """Per local rank, where its parameters stand in `units + copies`."""
@@ -318,14 +342,21 @@ class PipelinedLoss:
         self, runner: "Runner", held: Held, batch: Any, record: Recorder | None = None
     ) -> tuple[Results, Any, Any]:
         """Returns what an engine made of a batch, with loss and aux taken out of it."""
-        results = runner.engine.run(*self._inputs(runner, held, batch), record)
+        return self.calls.run(lambda: self._run(runner, held, batch, record), "a step")
+
+    def _run(
+        self, runner: "Runner", held: Held, batch: Any, record: Recorder | None
+    ) -> tuple[Results, Any, Any]:
+        inputs = self._inputs(runner, held, batch)
+        results = runner.engine.run(*inputs, record, self.calls.stop)
         known = results.emits if self.share is None else self._everywhere(runner, results)
         emits = [known[e] for e in range(self.staged.traced.num_emits)]
         return results, emits[0], self.staged.traced.aux.unflatten(emits[1:])
 
     def rehearse(self, held: Held, batch: Any, record: Recorder) -> None:
         """Runs a step without transfers, every rank by itself; see `Engine.rehearse`."""
-        self.trainer.engine.rehearse(*self._inputs(self.trainer, held, batch), record)
+        inputs = self._inputs(self.trainer, held, batch)
+        self.trainer.engine.rehearse(*inputs, record, self.calls.stop)
 
     def _inputs(self, runner: "Runner", held: Held, batch: Any) -> tuple[Any, Any, Any, Any]:
         """What an engine wants: parameters, carried state, counters, and the batch's leaves."""

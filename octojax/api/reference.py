@@ -19,7 +19,8 @@ def reference(
     """Returns `(loss, aux, grads, new_state)` of the whole batch, by plain `jax.value_and_grad`.
 
     Every microbatch sees the rows, keys and module state that it sees in the pipeline; the
-    results are joined by the same rules. `fn(params, state, batch) -> (loss, aux, new_state)`.
+    results are joined by the same rules, and what a derivative rule puts in adds up.
+    `fn(params, state, batch) -> (loss, aux, new_state)`.
     """
     leaves, tree = jax.tree.flatten(batch)
     leaves = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in leaves]
@@ -29,10 +30,10 @@ def reference(
     def add(totals: Any, params: Any, state: Any, part: Any, share: Any) -> Any:
         def loss_of(params: Any) -> tuple[Any, Any]:
             loss, aux, new_state = fn(params, state, part)
-            return loss, (loss, aux, new_state)
+            return loss * share.astype(loss.dtype), (loss, aux, new_state)
 
         grads, (loss, aux, new_state) = jax.grad(loss_of, has_aux=True, allow_int=True)(params)
-        totals = jax.tree.map(lambda total, g: _plus(total, g, share), totals, grads)
+        totals = jax.tree.map(_plus, totals, grads)
         return totals, (loss, aux), new_state
 
     @jax.jit
@@ -70,8 +71,6 @@ def reference(
     return loss, aux, grads, state
 
 
-def _plus(total: Any, gradient: Any, share: Any) -> Any:
+def _plus(total: Any, gradient: Any) -> Any:
     """The running sum; a parameter of integers gathers nothing."""
-    if gradient.dtype == jax.dtypes.float0:
-        return total
-    return total + gradient.astype(total.dtype) * share.astype(total.dtype)
+    return total if gradient.dtype == jax.dtypes.float0 else total + gradient.astype(total.dtype)

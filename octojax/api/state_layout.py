@@ -138,7 +138,8 @@ def check_alive(held: Held) -> None:
     if any(unit is not None and unit.is_deleted() for unit in held.units):
         raise ValueError(
             "this training state was given to an earlier step, which took over its buffers. Go "
-            "on with the state that the step returned: state, metrics = step(state, batch)"
+            "on with the state that the step returned: state, metrics = step(state, batch). If "
+            "that call was interrupted before it returned, step.recover() has what it made"
         )
 
 

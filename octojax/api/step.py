@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 import jax
+import jax.numpy as jnp
 import optax
 
+from octojax import compat
 from octojax.api import saving
 from octojax.api.adoption import adopt
 from octojax.api.beside import beside_slots
@@ -18,6 +20,7 @@ from octojax.api.pipelined import Held, PipelinedLoss
 from octojax.api.reference import reference
 from octojax.api.rehearsal import Rehearsal, rehearse
 from octojax.api.report import StepReport, report
+from octojax.errors import ExecutionError, NonFiniteError
 from octojax.executor.engine import Results
 from octojax.executor.recorded import Ledger, Recorder, timeline_of
 from octojax.executor.share import SharedExchange
@@ -39,6 +42,11 @@ class TrainState:
     step: int
     origin: Origin
 
+    def is_alive(self) -> bool:
+        """Whether no step has taken over its buffers."""
+        leaves = jax.tree.leaves((self.held.units, self.opt_state))
+        return not any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
+
 
 jax.tree_util.register_dataclass(
     TrainState, data_fields=["held", "opt_state"], meta_fields=["step", "origin"]
@@ -47,6 +55,10 @@ jax.tree_util.register_dataclass(
 
 class TrainStep:
     """A compiled pipeline step: `state, metrics = step(state, batch)`.
+
+    Calls from several threads run one after the other. A call that is interrupted leaves its
+    state whole, or what it made can be had by `recover()`. `with octopipe.compile(...) as step:`
+    closes it at the end; see `close`.
 
     `metrics` are `loss` (mean over microbatches, weighted by their rows, or with
     `reduction="sum"` their sum), `grad_norm` (over all stages) and, where the loss returns any,
@@ -57,6 +69,7 @@ class TrainStep:
     def __init__(self, loss: PipelinedLoss, optimizer: optax.GradientTransformation) -> None:
         self.loss, self.optimizer = loss, optimizer
         self._ledger = Ledger()
+        self._newest: tuple[TrainState, dict[str, Any]] | None = None
 
     @property
     def plan(self) -> Plan:
@@ -103,11 +116,11 @@ class TrainStep:
         both optimizers.
         """
         _expect_kind(state)
-        return adopt(self, state, reset_optimizer)
+        return self.loss.calls.run(lambda: adopt(self, state, reset_optimizer), "adopt")
 
     def first_opt_state(self, held: Held) -> Any:
         """Returns what `optimizer.init` makes of the parameters, on the ranks."""
-        return self.update.init(self._optimized(held.units))
+        return self.loss.calls.run(lambda: self.update.init(self._optimized(held.units)), "init")
 
     def renewed(self, held: Held, opt_state: Any, count: int) -> TrainState:
         """Returns a training state of this step after `count` calls."""
@@ -129,6 +142,9 @@ class TrainStep:
         With `record` also the `Timeline` of what happened on every rank: each action and
         transfer, and the bytes held. All processes record the same steps.
         """
+        return self.loss.calls.run(lambda: self._call(state, batch, record), "the step")
+
+    def _call(self, state: TrainState, batch: Any, record: bool) -> Any:
         if not record:
             return self._step(state, batch, None)
         recorder = Recorder(self._ledger)
@@ -144,20 +160,54 @@ class TrainStep:
         loss = self.loss
         results, value, aux = loss.run(loss.trainer, state.held, batch, recorder)
         carried, counters = loss.next_state(state.held, results)
-        new, opt_state, scalars = self.update.apply(
-            self._optimized(state.held.units),
-            self._gradients(results),
-            state.opt_state,
-            self._extra(value),
-        )
-        units: list[Any] = list(state.held.units)
-        for unit, value_ in zip(self._trained, new, strict=True):
-            units[unit] = value_
-        held = Held(tuple(units), loss.copies(units), carried, counters)
+        gradients, extra = self._gradients(results), self._extra(value)
+        old = _spare((self._optimized(state.held.units), state.opt_state))
+        loss.calls.stop.commit()  # from here on the buffers of `state` are taken over
+        self._newest = None
+        try:
+            new, opt_state, scalars = self.update.apply(old[0], gradients, old[1], extra)
+            units: list[Any] = list(state.held.units)
+            for unit, value_ in zip(self._trained, new, strict=True):
+                units[unit] = value_
+            held = Held(tuple(units), loss.copies(units), carried, counters)
+        except Exception as error:
+            raise _failed_update(error, state) from error
         metrics = {"loss": value, "grad_norm": scalars[GRAD_NORM]}
         if jax.tree.leaves(aux):
             metrics["aux"] = aux
-        return self.renewed(held, opt_state, state.step + 1), metrics
+        self._newest = self.renewed(held, opt_state, state.step + 1), metrics
+        return self._newest
+
+    def recover(self) -> tuple[TrainState, dict[str, Any]]:
+        """Returns the state and metrics that the newest step made, once more.
+
+        For a caller that was interrupted (Ctrl-C, an alarm) before it got them: a step that has
+        taken over the buffers of its state runs to its end all the same, and this waits for it.
+        What an interrupted step was given is whole until then, and is simply used again. Raises
+        `ValueError` if no step has run, or its state has been given to a later one.
+        """
+        newest = self.loss.calls.run(lambda: self._newest, "recover")
+        if newest is None or not newest[0].is_alive():
+            raise ValueError(
+                "there is nothing to recover: no step has made a state that is still there. The "
+                "state that was given to an interrupted step is whole unless it is said otherwise"
+            )
+        return newest
+
+    def close(self) -> None:
+        """Ends the threads and lets go of the compiled programs and buffers; twice is once.
+
+        A step that nobody holds any more does so by itself. Calls that were made before are
+        waited for; later ones raise `ExecutionError`. States and metrics stay what they are.
+        """
+        self._newest = None
+        self.loss.close()
+
+    def __enter__(self) -> "TrainStep":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def rehearse(
         self, state: TrainState, batch: Any, *, rounds: int = 5, machine: Machine | None = None
@@ -172,20 +222,30 @@ class TrainStep:
         `rounds` below 1, and for a batch or state as a step does.
         """
         self._expect_state(state)
-        return rehearse(self.loss, state.held, batch, self.optimizer, rounds, machine)
+        return self.loss.calls.run(
+            lambda: rehearse(self.loss, state.held, batch, self.optimizer, rounds, machine),
+            "rehearse",
+        )
 
     def evaluate(self, state: TrainState, batch: Any) -> dict[str, Any]:
         """Returns `loss` and `aux` of a batch of the training batch's form; changes nothing."""
         self._expect_state(state)
-        _, value, aux = self.loss.run(self.loss.evaluator, state.held, batch)
+        loss = self.loss
+        _, value, aux = loss.calls.run(
+            lambda: loss.run(loss.evaluator, state.held, batch), "evaluate"
+        )
         return {"loss": value, **({"aux": aux} if jax.tree.leaves(aux) else {})}
 
     def value_and_grad(self, state: TrainState, batch: Any) -> tuple[jax.Array, Any, Any]:
         """Returns `(loss, aux, grads)` without an update; gradients in the user's tree."""
         self._expect_state(state)
-        results, value, aux = self.loss.run(self.loss.trainer, state.held, batch)
-        gradients = self.loss.layout.gathered_units(self.loss.filled(results))
-        return value, aux, self.loss.tree(gradients)
+        loss = self.loss
+
+        def work() -> tuple[jax.Array, Any, Any]:
+            results, value, aux = loss.run(loss.trainer, state.held, batch)
+            return value, aux, loss.tree(loss.layout.gathered_units(loss.filled(results)))
+
+        return loss.calls.run(work, "value_and_grad")
 
     def reference(self, state: TrainState, batch: Any) -> tuple[jax.Array, Any]:
         """Returns `(loss, grads)` of the unpipelined model on one device, for comparison.
@@ -202,12 +262,13 @@ class TrainStep:
     def params(self, state: TrainState) -> Any:
         """Returns the parameters as the user's tree, copied to the first rank's devices."""
         self._expect_state(state)
-        return self.loss.layout.gathered(state.held)
+        return self.loss.calls.run(lambda: self.loss.layout.gathered(state.held), "params")
 
     def module_state(self, state: TrainState) -> Any:
         """Returns mutable and frozen module state as the front end's tree; None without any."""
         self._expect_state(state)
-        return self.loss.layout.gathered(state.held, state=True)
+        layout = self.loss.layout
+        return self.loss.calls.run(lambda: layout.gathered(state.held, state=True), "module_state")
 
     def model(self, state: TrainState) -> Any:
         """Returns the user's model with the trained values.
@@ -255,15 +316,19 @@ class TrainStep:
         reloads under any plan, and without octojax. Every process must call this.
         """
         self._expect_state(state)
-        saving.save(self, path, state, overwrite)
+        self.loss.calls.run(lambda: saving.save(self, path, state, overwrite), "save")
 
     def restore(self, path: str | Path) -> TrainState:
         """Returns the training state in a checkpoint, placed as this step's plan says.
 
         Raises `FormatError` naming every leaf that does not fit this model and optimizer.
         """
-        params, module_state, opt_state, count = saving.restore(self, path)
-        return self.renewed(self.loss.place(params, module_state), opt_state, count)
+
+        def work() -> TrainState:
+            params, module_state, opt_state, count = saving.restore(self, path)
+            return self.renewed(self.loss.place(params, module_state), opt_state, count)
+
+        return self.loss.calls.run(work, "restore")
 
     # ------------------------------------------------------------------ the update
 
@@ -340,6 +405,30 @@ def _expect_kind(state: Any) -> None:
         )
 
 
+def _spare(arrays: Any) -> Any:
+    """Returns copies where the update may be refused after it has run (`jax.debug_nans`), so
+    that the state survives it; else the arrays, whose buffers the update takes over."""
+    config: Any = jax.config
+    if config.jax_debug_nans or config.jax_debug_infs:
+        return jax.tree.map(jnp.copy, arrays)
+    return arrays
+
+
+def _failed_update(error: Exception, state: TrainState) -> Exception:
+    """What to raise where the update, or the copies of what it made, failed."""
+    whole = state.is_alive()
+    kind = NonFiniteError if compat.is_nan_report(error) else ExecutionError
+    return kind(
+        f"the optimizer's update after step {state.step} failed: {error}. "
+        + (
+            "The state that was given to the step is whole"
+            if whole
+            else "It had taken over the state that was given to the step, which is gone: go on "
+            "from the last checkpoint (step.restore)"
+        )
+    )
+
+
 def compile(
     model: Any,
     loss_fn: Any,
@@ -372,8 +461,9 @@ def compile(
             f"optimizer is of type {type(optimizer).__name__}, expected an optax optimizer such as "
             f"optax.adamw(1e-3); octopipe.value_and_grad works without one"
         )
-    pure = adapt(model, loss_fn, params, trainable=trainable, state=state)
-    loss = PipelinedLoss(pure, batch, options_of(model, **options), mesh)
-    step = TrainStep(loss, optimizer)
-    _ = step.update, loss.trainer
+    with compat.jit_enabled():
+        pure = adapt(model, loss_fn, params, trainable=trainable, state=state)
+        loss = PipelinedLoss(pure, batch, options_of(model, **options), mesh)
+        step = TrainStep(loss, optimizer)
+        _ = step.update, loss.trainer
     return step

@@ -1,6 +1,6 @@
 """A lowered step on real devices: compiles its programs, then runs them step after step."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -10,26 +10,28 @@ from typing import Any
 import jax
 import numpy as np
 
+from octojax import compat
+from octojax.errors import NonFiniteError
 from octojax.executor.instructions import RankProgram, StepProgram, Transfer
 from octojax.executor.lower import Lowered
+from octojax.executor.nonfinite import non_finite
+from octojax.executor.prepare import Model, Preparation
 from octojax.executor.recorded import Recorder
-from octojax.executor.run import Bound, RankThreads, bind, run_rank
+from octojax.executor.run import Bound, RankThreads, Walk, bind, run_rank
+from octojax.executor.stop import Stop
 from octojax.executor.transport import StandIns, Transport
 from octojax.executor.values import Place, Value
 from octojax.mesh import PipelineMesh, Rank
 from octojax.programs.build import Job
-from octojax.programs.finish import join_results, sum_gradients, zeros
+from octojax.programs.finish import join_results, sum_gradients
 from octojax.programs.microbatch import Microbatches
 from octojax.programs.recipe import (
     Layout,
     accumulator_dtype,
     on_devices,
     on_rank,
-    raw,
     stored,
-    unstored,
 )
-from octojax.stages.program import Ref, Role
 
 MakeTransport = Callable[
     [Sequence[Transfer], Sequence[Sequence[jax.ShapeDtypeStruct]], PipelineMesh], Transport
@@ -51,22 +53,6 @@ class Results:
     counters: tuple[tuple[jax.Array, ...], ...]
 
 
-@dataclass(frozen=True)
-class Model:
-    """What the engine must know of a model beside its stages.
-
-    `params` are the types of the parameter units. `count(values)` advances the counters of
-    module state by one microbatch: it returns new values of the leaves `counters`, from the
-    values of the leaves and units `count_reads` names (types: `count_avals`).
-    """
-
-    params: tuple[Any, ...]
-    counters: tuple[int, ...] = ()
-    count_reads: tuple[Ref, ...] = ()
-    count_avals: tuple[Any, ...] = ()
-    count: Callable[..., Sequence[Any]] | None = None
-
-
 class Engine:
     """Runs one `StepProgram` in this process. Holds programs, threads and constant buffers."""
 
@@ -77,7 +63,9 @@ class Engine:
         batch: Microbatches,
         model: Model,
         make_transport: MakeTransport,
+        timeout_s: float = 600.0,
     ) -> None:
+        self.timeout_s = timeout_s
         self.lowered, self.mesh, self.batch, self.model = lowered, mesh, batch, model
         self.step: StepProgram = lowered.step
         self.ranks = [self.step.ranks[r] for r in mesh.local_ranks]
@@ -103,57 +91,22 @@ class Engine:
         rank = self.mesh.ranks[program.rank]
         finish, inputs, given = self._finish(program)
         return [
-            self._prepare_job(program, rank),
+            *self._preparations[program.rank].jobs(),
             Job(f"finish on rank {rank.index}", finish, inputs, given, rank.replicated),
         ]
 
-    def _prepare_job(self, program: RankProgram, rank: Rank) -> Job:
-        """Cuts the batch into this rank's pieces, counts the counters of module state, and
-        clears the sums of gradients."""
-        leaves = sorted({v.index for v in program.batch})
-        wanted = [(v.index, v.microbatch) for v in program.batch]
-        counted = [(v.index, v.microbatch) for v in program.state if self._counts(v)]
-
-        totals = [self._total(u, rank) for u in program.totals]
-
-        def prepare(counters: Sequence[Any], *values: Any) -> tuple[Any, ...]:
-            pieces = self.batch.split(dict(zip(leaves, values, strict=True)), wanted)
-            return (*pieces, *zeros(totals), *self._count(counters, counted))
-
-        whole = [self.batch.avals[i] for i in leaves]
-        placed = [
-            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rank.replicated)
-            for a in (*map(stored, self.model.count_avals), *whole)
-        ]
-        num = len(self.model.count_avals)
-        where = [
-            rank.replicated if self.batch.layouts[v.index] is Layout.WHOLE else rank.along_data
-            for v in program.batch
-        ]
-        where += [t.sharding for t in totals]
-        where += [rank.replicated] * (len(counted) + len(self.model.counters))
-        name = f"prepare rank {rank.index}"
-        return Job(name, prepare, (tuple(placed[:num]), *placed[num:]), (), tuple(where))
+    @cached_property
+    def _preparations(self) -> dict[int, Preparation]:
+        """Per local rank, how a step begins."""
+        found = {}
+        for program in self.ranks:
+            rank = self.mesh.ranks[program.rank]
+            totals = [self._total(u, rank) for u in program.totals]
+            found[program.rank] = Preparation(program, rank, self.batch, self.model, totals)
+        return found
 
     def _counts(self, value: Value) -> bool:
         return value.place is Place.STATE and value.index in self.model.counters
-
-    def _count(self, counters: Sequence[Any], wanted: Sequence[tuple[int, int]]) -> list[Any]:
-        """Returns counters `(leaf, microbatch)`, then their values after the last one."""
-        model = self.model
-        if model.count is None:
-            return []
-        known = dict(zip(model.count_reads, counters, strict=True))
-        found = {}
-        for microbatch in range(self.batch.count + 1):
-            for leaf in model.counters:
-                found[leaf, microbatch] = known.get(Ref(Role.STATE, leaf))
-            reads = zip(model.count_reads, model.count_avals, strict=True)
-            new = model.count(*(unstored(known[ref], aval) for ref, aval in reads))
-            for leaf, value in zip(model.counters, new, strict=True):
-                known[Ref(Role.STATE, leaf)] = raw(value)
-        last = self.batch.count
-        return [found[place] for place in wanted] + [found[leaf, last] for leaf in model.counters]
 
     def _total(self, unit: int, rank: Rank) -> jax.ShapeDtypeStruct:
         aval = self.model.params[unit]
@@ -231,12 +184,15 @@ class Engine:
         self.programs: list[Any] = [
             next(rest) if rank in self.mesh.local_ranks else None for rank, _ in self.step.recipes
         ]
-        own = {r.rank: (next(rest), next(rest)) for r in self.ranks}
+        finishes = {}
+        for rank, preparation in self._preparations.items():
+            preparation.ready([next(rest) for _ in preparation.forms])
+            finishes[rank] = next(rest)
         self.transport = self.make_transport(
             self.step.transfers, [self._at_target(t) for t in self.step.transfers], self.mesh
         )
-        self.parts = [self._part(r, *own[r.rank]) for r in self.ranks]
-        self.threads = RankThreads([r.rank for r in self.ranks])
+        self.parts = [self._part(r, finishes[r.rank]) for r in self.ranks]
+        self.threads = RankThreads([r.rank for r in self.ranks], self.timeout_s)
 
     def _at_target(self, transfer: Transfer) -> tuple[jax.ShapeDtypeStruct, ...]:
         rank = self.mesh.ranks[transfer.target]
@@ -252,17 +208,17 @@ class Engine:
                 found.append(on_devices(aval, Layout.STACKED, rank))
         return tuple(found)
 
-    def _part(self, program: RankProgram, prepare: Any, finish: Any) -> "_Part":
+    def _part(self, program: RankProgram, finish: Any) -> "_Part":
         rank = self.mesh.ranks[program.rank]
         owned, emitted = self._owned(program), self._emitted(program)
         outputs = [slot for _, slots in (*owned, *emitted) for slot in slots]
         return _Part(
+            lowered=self.lowered,
             program=program,
             rank=rank,
-            leaves=tuple(sorted({v.index for v in program.batch})),
             constants=tuple(self._constant(v, rank) for v in program.constants),
             bound=bind(program, self.programs, self.transport),
-            prepare=prepare,
+            preparation=self._preparations[program.rank],
             finish=finish,
             outputs=itemgetter(*outputs) if len(outputs) > 1 else lambda s: [s[o] for o in outputs],
             units=tuple(unit for unit, _ in owned),
@@ -291,17 +247,19 @@ class Engine:
         counters: Sequence[Sequence[jax.Array]],
         batch: Sequence[Any],
         record: Recorder | None = None,
+        stop: Stop | None = None,
     ) -> Results:
         """Returns gradients and results of one batch.
 
         Per local rank: `params[i]` are the arrays of `RankProgram.params`, `state[i]` carried
         leaves by number, `counters[i]` what `Model.count_reads` names. `batch` are the flat
         leaves of the whole batch. Nothing waits for the devices at the end; a failing rank
-        stops the others. With `record`, what happens is noted there.
+        stops the others, and so does `stop`. With `record`, what happens is noted there.
         """
+        stop = stop or Stop()
         self.transport.clock = None if record is None else record.clock
-        self.transport.begin(self.step.order_of("FBGE"))
-        made = self._launched(self.parts, (params, state, counters), batch, record)
+        self.transport.begin(self.step.order_of("FBGE"), stop)
+        made = self._launched(self.parts, (params, state, counters), batch, record, stop)
         gradients: list[jax.Array | None] = [None] * len(self.model.params)
         emits: dict[int, jax.Array] = {}
         final: dict[int, jax.Array] = {}
@@ -319,12 +277,13 @@ class Engine:
         counters: Sequence[Sequence[jax.Array]],
         batch: Sequence[Any],
         record: Recorder,
+        stop: Stop | None = None,
     ) -> None:
         """Runs each local rank's programs in their order as `run` does, with stand-ins for all
         that it receives: nobody waits for a peer, and the results mean nothing."""
-        jax.block_until_ready(
-            self._launched(self._rehearsed, (params, state, counters), batch, record)
-        )
+        held = params, state, counters
+        made = self._launched(self._rehearsed, held, batch, record, stop or Stop())
+        jax.block_until_ready(made)
 
     @cached_property
     def _rehearsed(self) -> "list[_Part]":
@@ -341,15 +300,19 @@ class Engine:
         held: tuple[Sequence[Any], Sequence[Any], Sequence[Any]],
         batch: Sequence[Any],
         record: Recorder | None,
+        stop: Stop,
     ) -> list[Any]:
         """Runs the parts, one per local rank, and returns what each made."""
         assert self.threads is not None, "Engine.ready was not called"
         loops = [run_rank if record is None else record.loop(r.rank) for r in self.ranks]
+        walks = [Walk(part.program, part.bound, stop) for part in parts]
         works = [
-            partial(part.run, *own, batch, loop)
-            for part, loop, own in zip(parts, loops, zip(*held, strict=True), strict=True)
+            partial(part.run, walk, *own, batch, loop)
+            for part, walk, loop, own in zip(
+                parts, walks, loops, zip(*held, strict=True), strict=True
+            )
         ]
-        return self.threads.run(works, self.transport.abort)
+        return self.threads.run(works, stop, walks)
 
     def drain(self, results: Results) -> None:
         """Returns when the local ranks' part of a step is done, transfers included.
@@ -359,9 +322,12 @@ class Engine:
         jax.block_until_ready((results.gradients, results.emits, results.state))
         self.transport.drain()
 
-    def refresh(self, params: Sequence[jax.Array | None]) -> list[Sequence[jax.Array]]:
+    def refresh(
+        self, params: Sequence[jax.Array | None], stop: Stop | None = None
+    ) -> list[Sequence[jax.Array]]:
         """Returns, per `P` transfer, the copies of shared parameters at their other holders."""
-        self.transport.begin(self.step.order_of("P"))
+        stop = stop or Stop()
+        self.transport.begin(self.step.order_of("P"), stop)
         copies: list[Sequence[jax.Array]] = []
         try:
             for k, transfer in enumerate(self.step.transfers):
@@ -372,7 +338,7 @@ class Engine:
                 arrives = transfer.target in self.mesh.local_ranks
                 copies.append(self.transport.receive(k) if arrives else ())
         except BaseException as error:
-            self.transport.abort(error)  # or what was to follow would wait for ever
+            stop.set(error)  # or what was to follow would wait for ever
             raise
         return copies
 
@@ -387,12 +353,12 @@ class Engine:
 class _Part:
     """One local rank, ready to run."""
 
+    lowered: Lowered
     program: RankProgram
     rank: Rank
-    leaves: tuple[int, ...]
     constants: tuple[jax.Array, ...]
     bound: list[Bound]
-    prepare: Any
+    preparation: Preparation
     finish: Any
     outputs: Callable[[list[Any]], Sequence[Any]]
     units: tuple[int, ...]
@@ -402,23 +368,28 @@ class _Part:
 
     def run(
         self,
+        walk: Walk,
         params: Sequence[jax.Array],
         state: Mapping[int, jax.Array],
         counters: Sequence[jax.Array],
         batch: Sequence[Any],
-        loop: Callable[[Sequence[Bound], list[Any]], None] = run_rank,
+        loop: Callable[[Iterable[Bound], list[Any]], None],
     ) -> tuple[Sequence[jax.Array], list[tuple[int, jax.Array]], tuple[jax.Array, ...]]:
-        whole = jax.device_put([batch[i] for i in self.leaves], self.rank.replicated)
-        made = self.prepare(tuple(counters), *whole)
-        cut = len(self.program.batch), len(self.program.batch) + len(self.program.totals)
-        pieces, totals, rest = made[: cut[0]], made[cut[0] : cut[1]], iter(made[cut[1] :])
-        states = [next(rest) if leaf is None else state[leaf] for leaf in self.carried]
-        slots = [*params, *self.constants, *states, *pieces, *totals]
-        del made, whole, pieces, totals  # the slots alone keep them alive
-        slots += [None] * (self.program.num_slots - len(slots))
-        loop(self.bound, slots)
-        results = self.finish(*self.outputs(slots))
-        return results, [(leaf, slots[slot]) for leaf, slot in self.final], tuple(rest)
+        slots: list[Any] = []
+        try:
+            start = self.preparation.run(counters, batch)
+            counted, counters = iter(start.counted), start.counters
+            states = [next(counted) if leaf is None else state[leaf] for leaf in self.carried]
+            slots = [*params, *self.constants, *states, *start.pieces, *start.totals]
+            del start, counted  # the slots alone keep them alive
+            slots += [None] * (self.program.num_slots - len(slots))
+            loop(walk, slots)
+            results = self.finish(*self.outputs(slots))
+        except Exception as error:
+            if compat.is_nan_report(error) and not isinstance(error, NonFiniteError):
+                raise non_finite(self.lowered, walk, slots) from error
+            raise
+        return results, [(leaf, slots[slot]) for leaf, slot in self.final], counters
 
 
 def _identifier(name: str) -> str:

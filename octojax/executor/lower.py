@@ -276,15 +276,12 @@ class _RankBuilder:
         return self.slots.setdefault(value, len(self.slots))
 
     def _body(self, row: Sequence[Group]) -> list[Instruction]:
-        last_read: set[Value] = set()
-        needed_after: list[set[Value]] = []
-        for group in reversed(row):
-            needed_after.append(set(last_read))
-            last_read |= {v for w in group.works for v in w.reads}
-        needed_after.reverse()
+        last_read = {v: at for at, g in enumerate(row) for w in g.works for v in w.reads}
         received: set[int] = set()
         body: list[Instruction] = []
-        for group, later in zip(row, needed_after, strict=True):
+        for at, group in enumerate(row):
+            written = (v for w in group.works for v in w.writes)
+            later = {v for v in written if last_read.get(v, -1) > at}
             for value in dict.fromkeys(v for w in group.works for v in w.reads):
                 k = self.arriving.get(value)
                 if k is not None and k not in received:

@@ -12,7 +12,8 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +23,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from octojax.errors import ExecutionError
 from octojax.executor.instructions import Transfer
 from octojax.executor.record import TransferClock
-from octojax.executor.transport import Arrays, DevicePut, Mailboxes, Stopped
+from octojax.executor.stop import Stop, Stopped
+from octojax.executor.transport import Arrays, DevicePut, Mailboxes
 from octojax.mesh import PipelineMesh, Rank
 from octojax.programs.build import Job, compile_all
 
@@ -69,7 +71,8 @@ class PairPermute:
         used = {id(link): link for link in self.links if link is not None}
         self.num_programs = sum(len(link.pairs) for link in used.values())
         self.lanes = [self._lane(k, t) for k, t in enumerate(transfers)]
-        self.orders: dict[Any, queue.SimpleQueue[tuple[int, ...] | None]] = {}
+        self.orders: dict[Any, queue.SimpleQueue[Callable[[], None] | None]] = {}
+        self.stop = Stop()
         self.busy = _Count()
         # On CPU a program with pending inputs runs in the client's pool: one that waits for a peer
         # there would hold up computation. With its inputs ready it runs in the lane's thread.
@@ -79,8 +82,10 @@ class PairPermute:
             self.orders[lane] = queue.SimpleQueue()
             name = f"octopipe transfers {lane}"
             threading.Thread(
-                target=self._serve, args=(self.orders[lane],), name=name, daemon=True
+                target=_serve, args=(self.orders[lane],), name=name, daemon=True
             ).start()
+        # Threads know only their queue, so that a step nobody holds any more ends them.
+        self._end = weakref.finalize(self, _end, tuple(self.orders.values()))
 
     def _lane(self, number: int, transfer: Transfer) -> tuple[int, ...] | None:
         ends = {transfer.source, transfer.target}
@@ -97,8 +102,8 @@ class PairPermute:
         several of its devices in the order of their launch.
         """
         self._wait_for_lanes()
-        if self.arrived.error is not None:
-            raise self.arrived.error
+        if self.stop.error is not None:
+            raise self.stop.error
 
     def _wait_for_lanes(self) -> None:
         if not self.busy.wait_for_none(self.arrived.timeout_s):
@@ -109,17 +114,25 @@ class PairPermute:
                 f"take so long"
             )
 
-    def begin(self, order: Sequence[int]) -> None:
+    def begin(self, order: Sequence[int], stop: Stop) -> None:
         self._wait_for_lanes()
-        self.outgoing.clear()
-        self.arrived.clear()
-        self.copies.begin(order)
+        if jax.process_count() > 1 and self.stop.error is not None:
+            cause = self.stop.error
+            raise ExecutionError(
+                f"a step was broken off in this process ({type(cause).__name__}: {cause}) while "
+                f"other processes may still be in it: what they send would be taken for values "
+                f"of another step. Start all processes again, from the last checkpoint"
+            ) from cause
+        self.stop = stop
+        self.outgoing.begin(stop)
+        self.arrived.begin(stop)
+        self.copies.begin(order, stop)
         self.copies.clock = self.clock
         for lane, orders in self.orders.items():
             mine = tuple(k for k in order if self.lanes[k] == lane)
             if mine:
                 self.busy.add(1)
-                orders.put(mine)
+                orders.put(lambda mine=mine: self._issue_all(mine, stop))
 
     def send(self, number: int, values: Arrays) -> None:
         if number in self.direct:
@@ -132,27 +145,20 @@ class PairPermute:
             return self.copies.receive(number)
         return self.arrived.get(number)
 
-    def abort(self, error: BaseException) -> None:
-        self.copies.abort(error)
-        self.outgoing.abort(error)
-        self.arrived.abort(error)
-
     def close(self) -> None:
-        self.outgoing.abort(Stopped())  # a lane may still wait for a value
-        for orders in self.orders.values():
-            orders.put(None)
+        self.stop.set(Stopped("the step was closed"))  # a lane may still wait for a value
+        self._end()
 
-    def _serve(self, orders: "queue.SimpleQueue[tuple[int, ...] | None]") -> None:
-        while (order := orders.get()) is not None:
-            try:
-                for number in order:
-                    self._issue(number)
-            except Stopped:
-                pass
-            except BaseException as error:
-                self.abort(error)
-            finally:
-                self.busy.add(-1)
+    def _issue_all(self, numbers: Iterable[int], stop: Stop) -> None:
+        try:
+            for number in numbers:
+                self._issue(number)
+        except Stopped:
+            pass
+        except BaseException as error:
+            stop.set(error)
+        finally:
+            self.busy.add(-1)
 
     def _issue(self, number: int) -> None:
         transfer, link = self.transfers[number], self.links[number]
@@ -177,6 +183,17 @@ class PairPermute:
             clock.note(number, start, time.monotonic())
         if transfer.target in self.local:
             self.arrived.put(number, moved)
+
+
+def _serve(orders: "queue.SimpleQueue[Callable[[], None] | None]") -> None:
+    while (work := orders.get()) is not None:
+        work()
+        del work
+
+
+def _end(queues: Iterable["queue.SimpleQueue[Callable[[], None] | None]"]) -> None:
+    for orders in queues:
+        orders.put(None)
 
 
 class _Count:

@@ -12,7 +12,7 @@ actions (`0F3+0B3`), its time is divided among them in proportion to their opera
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from time import monotonic
@@ -87,20 +87,20 @@ class Recorder:
     clock: TransferClock = field(default_factory=TransferClock)
     ticks: dict[int, list[Span]] = field(default_factory=dict)
 
-    def loop(self, rank: int) -> Callable[[Sequence[Bound], list[Any]], None]:
+    def loop(self, rank: int) -> Callable[[Iterable[Bound], list[Any]], None]:
         """Returns a `run_rank` that notes what rank `rank` does."""
         return self._timed(rank) if rank in self.ledger.made else self._weighed(rank)
 
-    def _timed(self, rank: int) -> Callable[[Sequence[Bound], list[Any]], None]:
-        def run(bound: Sequence[Bound], slots: list[Any]) -> None:
+    def _timed(self, rank: int) -> Callable[[Iterable[Bound], list[Any]], None]:
+        def run(bound: Iterable[Bound], slots: list[Any]) -> None:
             self.ticks[rank] = run_recorded(bound, slots, monotonic, jax.block_until_ready)
 
         return run
 
-    def _weighed(self, rank: int) -> Callable[[Sequence[Bound], list[Any]], None]:
+    def _weighed(self, rank: int) -> Callable[[Iterable[Bound], list[Any]], None]:
         """Like `_timed`, and writes the sizes into the ledger."""
 
-        def run(bound: Sequence[Bound], slots: list[Any]) -> None:
+        def run(bound: Iterable[Bound], slots: list[Any]) -> None:
             sizes = [0 if value is None else value.nbytes for value in slots]
             first, ticks, made = sum(sizes), [], []
             for function, read, writes, frees in bound:

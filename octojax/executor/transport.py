@@ -3,7 +3,8 @@
     source rank's thread    transport.send(k, values)
     target rank's thread    transport.receive(k) -> values on the target's devices
 
-`send` never waits for the other side. A failure anywhere wakes every waiting `receive`.
+`send` never waits for the other side. A failure anywhere wakes every waiting `receive`. Every
+message belongs to a step (its `Stop`): what a step that was broken off has left is never taken.
 """
 
 import queue
@@ -19,6 +20,7 @@ from octojax.compat import copy_to, is_float
 from octojax.errors import ExecutionError
 from octojax.executor.instructions import Transfer
 from octojax.executor.record import TransferClock
+from octojax.executor.stop import Stop
 
 Arrays = Sequence[jax.Array]
 
@@ -33,14 +35,13 @@ class Transport(Protocol):
     clock: TransferClock | None
     """Where the times of transfers are noted; None: nowhere, and nothing waits to see them."""
 
-    def begin(self, order: Sequence[int]) -> None:
+    def begin(self, order: Sequence[int], stop: Stop) -> None:
         """Called before any rank starts: these transfers will happen, in an order like this.
 
-        `order` is a linear extension of the dependences, the same in every process.
+        `order` is a linear extension of the dependences, the same in every process. Once `stop`
+        is set, every waiting and later `receive` raises `Stopped`. No thread may still be at
+        work for the step before.
         """
-
-    def abort(self, error: BaseException) -> None:
-        """Makes every waiting and later `receive` of this step raise."""
 
     def drain(self) -> None:
         """Returns when every transfer has been issued, so that other collectives may follow."""
@@ -51,23 +52,29 @@ class Transport(Protocol):
 class Mailboxes:
     """One box per transfer, for threads of one process.
 
-    Waits are cut into slices, so that an abort is seen though its message was taken.
+    Waits are cut into slices, so that a stop is seen though nothing woke the waiting thread.
     """
 
     def __init__(self, transfers: Sequence[Transfer], timeout_s: float) -> None:
         self.transfers = tuple(transfers)
         self.timeout_s = timeout_s
         self.boxes: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in transfers]
-        self.error: BaseException | None = None
+        self.stop = Stop()
+
+    def begin(self, stop: Stop) -> None:
+        self.stop = stop
+        stop.listen(self._wake)
 
     def put(self, number: int, values: Any) -> None:
-        self.boxes[number].put(values)
+        self.boxes[number].put((self.stop, values))
 
     def get(self, number: int) -> Any:
+        stop, box = self.stop, self.boxes[number]
         deadline = time.monotonic() + self.timeout_s
-        while self.error is None:
+        while True:
+            stop.check()
             try:
-                values = self.boxes[number].get(timeout=min(1.0, self.timeout_s))
+                message = box.get(timeout=min(1.0, self.timeout_s))
             except queue.Empty:
                 if time.monotonic() < deadline:
                     continue
@@ -77,23 +84,12 @@ class Mailboxes:
                     f"{t.source}, which has not sent it. Rank {t.source} is stalled, or slower "
                     f"than that: raise timeout_s if one action may take so long"
                 ) from None
-            if values is not None:
-                return values
-        raise Stopped from self.error
+            if message is not None and message[0] is stop:
+                return message[1]
 
-    def abort(self, error: BaseException) -> None:
-        self.error = self.error or error
+    def _wake(self) -> None:
         for box in self.boxes:
             box.put(None)
-
-    def clear(self) -> None:
-        """Forgets a failed step, so that the next one may run."""
-        if self.error is None:
-            return
-        for box in self.boxes:
-            while not box.empty():
-                box.get_nowait()
-        self.error = None
 
 
 class StandIns:
@@ -127,10 +123,7 @@ class StandIns:
         values = self.values[number]
         return [jnp.copy(v) for v in values] if number in self.given_away else values
 
-    def begin(self, order: Sequence[int]) -> None:
-        pass
-
-    def abort(self, error: BaseException) -> None:
+    def begin(self, order: Sequence[int], stop: Stop) -> None:
         pass
 
     def drain(self) -> None:
@@ -145,10 +138,6 @@ def _made_up(value: jax.ShapeDtypeStruct) -> np.ndarray:
     if not is_float(value):
         return np.zeros(value.shape, value.dtype)
     return (1e-2 * np.random.default_rng(0).standard_normal(value.shape)).astype(value.dtype)
-
-
-class Stopped(Exception):
-    """Another rank failed first; its error is the one to report."""
 
 
 class DevicePut:
@@ -169,8 +158,8 @@ class DevicePut:
         self.waits = jax.default_backend() == "cpu"
         self.clock: TransferClock | None = None
 
-    def begin(self, order: Sequence[int]) -> None:
-        self.mail.clear()
+    def begin(self, order: Sequence[int], stop: Stop) -> None:
+        self.mail.begin(stop)
 
     def send(self, number: int, values: Arrays) -> None:
         self.mail.put(number, values)
@@ -186,9 +175,6 @@ class DevicePut:
         copied = jax.block_until_ready(self.copies[number](values))
         self.clock.note(number, start, time.monotonic())
         return copied
-
-    def abort(self, error: BaseException) -> None:
-        self.mail.abort(error)
 
     def drain(self) -> None:
         pass

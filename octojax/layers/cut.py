@@ -1,6 +1,6 @@
 """From layers and a partition to the forward program of every stage."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from octojax.ir.graph import LayerGraph
 from octojax.ir.partition import Partition
 from octojax.layers import classify
 from octojax.layers.find import LayeredLoss
+from octojax.layers.rules import shared_values
 from octojax.layers.state import Counters, StateKind, StateLeaf, counters, new_value, state_kinds
 from octojax.stages.program import ForwardStage, ParamUnit, Program, Ref, Role
 from octojax.trace import TracedLoss
@@ -59,7 +60,8 @@ def cut_stages(layered: LayeredLoss, partition: Partition) -> StagedLoss:
     traced, normal = layered.traced, layered.normal
     kinds = state_kinds(traced, normal)
     writers = _writers(layered, partition, kinds)
-    stages = [_stage(layered, partition, s, writers) for s in range(partition.num_stages)]
+    sent = _sent(layered, partition, writers)
+    stages = [_stage(layered, partition, s, writers, sent) for s in range(partition.num_stages)]
     _check_state(layered, stages, writers)
     emits = normal.flat.outvars[: traced.num_emits]
     return StagedLoss(
@@ -70,7 +72,7 @@ def cut_stages(layered: LayeredLoss, partition: Partition) -> StagedLoss:
         unit_avals=normal.unit_avals,
         constants=normal.flat.constants,
         forwards=tuple(stages),
-        borders=tuple(_border(layered, partition, s) for s in range(partition.num_stages - 1)),
+        borders=tuple(map(_border, sent[:-1])),
         emits=tuple(x.aval for x in emits),
         state=tuple(
             StateLeaf(leaf, traced.state.names[leaf], traced.state.avals[leaf], kind, where)
@@ -112,11 +114,23 @@ def _alive_after(layered: LayeredLoss, partition: Partition, stage: int) -> tupl
     return layered.live[layered.bounds[partition.bounds[stage + 1]] - 1]
 
 
-def _border(layered: LayeredLoss, partition: Partition, stage: int) -> tuple[Border, ...]:
-    return tuple(
-        Border(var.aval, compat.is_float(var.aval))
-        for var in _alive_after(layered, partition, stage)
-    )
+def _border(sent: Sequence[Var]) -> tuple[Border, ...]:
+    return tuple(Border(var.aval, compat.is_float(var.aval)) for var in sent)
+
+
+def _sent(
+    layered: LayeredLoss, partition: Partition, writers: Mapping[int, int]
+) -> list[tuple[Var, ...]]:
+    """What each stage sends to the next: activations, and what only one stage may make."""
+    stages = range(partition.num_stages)
+    alive = [_alive_after(layered, partition, s) for s in stages]
+    wanted = []
+    for s in stages:
+        ends = [value for _, value in _ends(layered, partition, s, writers)]
+        made = {*(alive[s - 1] if s else ()), *_made(layered, partition, s)}
+        wanted.append(_missing(layered, partition, s, ends, made))
+    shared = shared_values(layered, wanted)
+    return [(*alive[s], *(v for v, where in shared.items() if s in where)) for s in stages]
 
 
 def _writers(
@@ -171,29 +185,21 @@ def _reads(layered: LayeredLoss, steps: Sequence[int]) -> Iterable[Ref]:
 
 
 def _stage(
-    layered: LayeredLoss, partition: Partition, stage: int, writers: Mapping[int, int]
+    layered: LayeredLoss,
+    partition: Partition,
+    stage: int,
+    writers: Mapping[int, int],
+    sent: Sequence[Sequence[Var]],
 ) -> ForwardStage:
     normal = layered.normal
-    given = _alive_after(layered, partition, stage - 1)
-    sent = _alive_after(layered, partition, stage)
+    given = sent[stage - 1] if stage else ()
     steps = set(_steps(layered, partition, stage))
     ends = [
-        *((Ref(Role.OUTPUT, k), var) for k, var in enumerate(sent)),
-        *_emits(layered, partition, stage, given),
-        *(
-            (Ref(Role.NEW_STATE, leaf), new_value(layered.traced, normal, leaf))
-            for leaf, where in writers.items()
-            if where == stage
-        ),
+        *((Ref(Role.OUTPUT, k), var) for k, var in enumerate(sent[stage])),
+        *_ends(layered, partition, stage, writers),
     ]
-    made = {var for at in steps for var in normal.flat.eqns[at].outvars} | set(given)
-    wanted = [
-        v
-        for at in steps
-        for v in normal.flat.eqns[at].invars
-        if isinstance(v, Var) and v not in made
-    ]
-    wanted += [v for _, v in ends if isinstance(v, Var) and v not in made]
+    made = {*given, *_made(layered, partition, stage)}
+    wanted = _missing(layered, partition, stage, [v for _, v in ends], made)
     again, sources = normal.recomputed(wanted, made)
     sources.sort(key=lambda var: normal.inputs[var])
     eqns = [normal.flat.eqns[at] for at in sorted(steps | again)]
@@ -201,6 +207,39 @@ def _stage(
     reads += [Ref(Role.INPUT, k) for k in range(len(given))]
     program = _program([*sources, *given], [v for _, v in ends], eqns, reads, [r for r, _ in ends])
     return ForwardStage(stage, program, tuple(partition.layers(stage)))
+
+
+def _made(layered: LayeredLoss, partition: Partition, stage: int) -> list[Var]:
+    """The activations that a stage makes."""
+    eqns = layered.normal.flat.eqns
+    return [var for at in _steps(layered, partition, stage) for var in eqns[at].outvars]
+
+
+def _missing(
+    layered: LayeredLoss,
+    partition: Partition,
+    stage: int,
+    ends: Iterable[compat.Atom],
+    made: Collection[Var],
+) -> list[Var]:
+    """What a stage reads or returns and does not make in its steps."""
+    eqns = layered.normal.flat.eqns
+    read = (v for at in _steps(layered, partition, stage) for v in eqns[at].invars)
+    return [v for v in (*read, *ends) if isinstance(v, Var) and v not in made]
+
+
+def _ends(
+    layered: LayeredLoss, partition: Partition, stage: int, writers: Mapping[int, int]
+) -> list[tuple[Ref, compat.Atom]]:
+    """What a stage returns to the caller: results and new state."""
+    return [
+        *_emits(layered, partition, stage),
+        *(
+            (Ref(Role.NEW_STATE, leaf), new_value(layered.traced, layered.normal, leaf))
+            for leaf, where in writers.items()
+            if where == stage
+        ),
+    ]
 
 
 def _program(
@@ -218,9 +257,7 @@ def _program(
     return Program(Kind.FORWARD, jaxpr, tuple(ref for _, ref in kept), tuple(writes))
 
 
-def _emits(
-    layered: LayeredLoss, partition: Partition, stage: int, given: Sequence[Var]
-) -> list[tuple[Ref, compat.Atom]]:
+def _emits(layered: LayeredLoss, partition: Partition, stage: int) -> list[tuple[Ref, compat.Atom]]:
     """What the stage returns: what it makes; the last also the loss and what needs no stage."""
     home = _homes(layered, partition)
     last = partition.num_stages - 1

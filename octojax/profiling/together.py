@@ -18,6 +18,7 @@ import optax
 
 from octojax.executor.instructions import Transfer
 from octojax.executor.permute import PairPermute
+from octojax.executor.stop import Stop
 from octojax.executor.values import Place, Value
 from octojax.frontends import PureLoss
 from octojax.ir import LayerCost, LayerGraph, Machine, Profile
@@ -224,7 +225,7 @@ def _to_and_fro(
             time.sleep(WORK_S)
         return now
 
-    moves.begin((there, back))
+    moves.begin((there, back), Stop())
     had = 0.0 if leads else receive()
     sent = time.monotonic()
     moves.send(mine, payload)

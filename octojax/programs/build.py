@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 
+from octojax.compat import under_thread_settings
+
 
 @dataclass(frozen=True)
 class Job:
@@ -33,7 +35,8 @@ def compile_all(
     with _bar(len(jobs), progress) as advance, ThreadPoolExecutor(threads) as pool:
         futures = {}
         for index, job in enumerate(jobs):
-            futures[pool.submit(_lower(job).compile, dict(options or {}) or None)] = index
+            compile_it = under_thread_settings(_lower(job).compile)
+            futures[pool.submit(compile_it, dict(options or {}) or None)] = index
         for future in as_completed(futures):
             results[futures[future]] = future.result()
             advance(jobs[futures[future]].name)

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from octojax.programs.microbatch import Microbatches
 
@@ -32,15 +33,18 @@ def join_results(
     if first.shape[:1] == (batch.sizes[0] // shards,):
         flat = [p.reshape(-1, *p.shape[2:]) if stacked else p for p in pieces]
         return jnp.concatenate(flat)
+    every = jnp.stack(pieces)  # of all microbatches, and of their shards: as one array, since
+    shard = (1,) if stacked else ()  # a sum of a thousand terms takes seconds to compile
     if first.dtype == jnp.bool_:
-        return jnp.stack([p.all(axis=0) if stacked else p for p in pieces]).all(axis=0)
+        return every.all(axis=(0, *shard))
     if jnp.issubdtype(first.dtype, jnp.integer):
-        return sum(p.sum(axis=0, dtype=p.dtype) if stacked else p for p in pieces)
-    total = sum(
-        (p.mean(axis=0) if stacked else p).astype(jnp.promote_types(p.dtype, jnp.float32)) * weight
-        for p, weight in zip(pieces, batch.weights if loss else batch.shares, strict=True)
+        return every.sum(axis=(0, *shard), dtype=first.dtype)
+    wide = (every.mean(axis=1) if stacked else every).astype(
+        jnp.promote_types(first.dtype, jnp.float32)
     )
-    return jnp.asarray(total).astype(first.dtype)
+    weights = np.asarray(batch.weights if loss else batch.shares, wide.dtype)
+    total = (wide * weights.reshape(-1, *(1,) * first.ndim)).sum(axis=0)
+    return total.astype(first.dtype)
 
 
 def sum_gradients(sums: Sequence[Any], dtype: Any, *, stacked: bool) -> Any:

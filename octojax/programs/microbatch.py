@@ -108,19 +108,30 @@ class Microbatches:
                     start, stop = start + shard * size, start + (shard + 1) * size
                 return value[start:stop]
 
-    def split(self, leaves: dict[int, Any], wanted: Sequence[tuple[int, int]]) -> tuple[Any, ...]:
-        """Returns the pieces `(leaf, microbatch)` as programs store them: keys as integers."""
-        pieces = []
-        for leaf, microbatch in wanted:
-            if self.kinds[leaf] is Kind.KEY and self.shards > 1:
-                keys = [
-                    jax.random.key_data(self.piece(leaf, leaves[leaf], microbatch, shard))
-                    for shard in range(self.shards)
-                ]
-                pieces.append(jax.numpy.stack(keys))
-                continue
-            pieces.append(raw(self.piece(leaf, leaves[leaf], microbatch)))
-        return tuple(pieces)
+    def split(
+        self,
+        leaves: dict[int, Any],
+        wanted: Sequence[tuple[int, int]],
+        first: Any,
+        start: Any,
+        size: int,
+    ) -> tuple[Any, ...]:
+        """Returns pieces `(leaf, k)` of microbatch `first + k` as programs store them: keys as
+        integers. No leaf is shared.
+
+        The microbatches have `size` rows each, the first begins at row `start`; it and `first`
+        may be traced, so that one program serves many groups.
+        """
+
+        def piece(leaf: int, k: int) -> Any:
+            if self.kinds[leaf] is Kind.ROWS:
+                return jax.lax.dynamic_slice_in_dim(leaves[leaf], start + k * size, size)
+            key = jax.random.fold_in(leaves[leaf], first + k)
+            if self.shards == 1:
+                return key
+            return jax.vmap(lambda shard: jax.random.fold_in(key, shard))(np.arange(self.shards))
+
+        return tuple(raw(piece(leaf, k)) for leaf, k in wanted)
 
 
 def plan_microbatches(

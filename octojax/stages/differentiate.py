@@ -8,7 +8,7 @@
     weight_grad    (what it needs of the same), kept                param_grads
 
 The stages are walked from the last to the first, so which gradients exist is known when a
-stage is differentiated: a gradient that is zero by construction is neither sent nor written.
+stage is differentiated: a gradient that JAX would not compute is neither sent nor written.
 """
 
 from collections.abc import Sequence
@@ -59,6 +59,7 @@ def differentiate(
     wanted = _wanted_gradients(forwards, trainable)
     stages: list[Stage] = []
     incoming: set[int] = set()
+    silent: set[int] = set()
     for forward, refs, again in zip(
         reversed(forwards), reversed(wanted), reversed(recompute), strict=True
     ):
@@ -69,9 +70,15 @@ def differentiate(
         ]
         if Ref(Role.EMIT, 0) in forward.forward.writes:
             cotangents.append(Ref(Role.SEED, 0))
-        joint = trace_joint(forward.forward, refs, cotangents)
+        muted = [
+            Ref(Role.OUTPUT_GRAD, w.index)
+            for w in forward.forward.writes
+            if w.role is Role.OUTPUT and w.index in silent
+        ]
+        joint = trace_joint(forward.forward, refs, cotangents, muted)
         stages.append((_recomputing if again else _storing)(forward, joint))
         incoming = {r.index for r in joint.grads if r.role is Role.INPUT_GRAD}
+        silent = {r.index for r in joint.silent}
     return tuple(reversed(stages))
 
 
@@ -125,8 +132,9 @@ def _storing(stage: ForwardStage, joint: Joint) -> Stage:
 def _recomputing(stage: ForwardStage, joint: Joint) -> Stage:
     """Returns the stage whose forward stores nothing but mutable state that it read."""
     plain = _storing(stage, joint)
-    again = trim_loops(joint.forward, _crossing(joint))
-    states = [v for v in free_vars(again) if v in _having(joint, Role.STATE)]
+    crossing = _crossing(joint)
+    again = trim_loops(joint.forward, crossing)
+    states = [v for v in free_vars(again, crossing) if v in _having(joint, Role.STATE)]
     count = sum(w.role is Role.RESIDUAL for w in plain.forward.writes)
     saved = {v: Ref(Role.RESIDUAL, count + i) for i, v in enumerate(states)}
     names = {**_names(joint), **saved}

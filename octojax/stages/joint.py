@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import JaxprEqn, Var, jaxpr_as_fun
 
 from octojax.jaxprs.dataflow import (
     Atom,
     aval_of,
-    is_var,
-    reached_from,
     rename,
     shape_of,
     substitute,
 )
 from octojax.jaxprs.inline_calls import inline_calls
+from octojax.jaxprs.linear import is_zero, zero_values
 from octojax.jaxprs.thin_stacks import thin_stacks
 from octojax.stages.program import Program, Ref, Role
 
@@ -32,8 +32,11 @@ class Joint:
     """A stage's forward and backward equations over shared variables.
 
     `inputs` and `outputs` follow the reads and writes of the forward program. `cotangents` and
-    `grads` say which gradients come in and which go out; a gradient that is zero whatever the
-    cotangents are is not listed.
+    `grads` say which gradients come in and which go out. A parameter whose gradient is zero
+    whatever comes in is not listed, nor is an input that no derivative reaches. A rule of the
+    user's may make a gradient of no cotangent at all: a value of the forward, or a number.
+    `silent` are inputs that a derivative reaches without a gradient, as after a rule that returns
+    None for them: JAX still calls the rules of what they come from.
     """
 
     template: Program
@@ -41,45 +44,56 @@ class Joint:
     outputs: dict[Ref, Atom]
     cotangents: dict[Ref, Var]
     grads: dict[Ref, Atom]
+    silent: frozenset[Ref]
     forward: tuple[JaxprEqn, ...]
     backward: tuple[JaxprEqn, ...]
 
 
-def trace_joint(program: Program, wanted: Sequence[Ref], cotangents: Sequence[Ref]) -> Joint:
+def trace_joint(
+    program: Program,
+    wanted: Sequence[Ref],
+    cotangents: Sequence[Ref],
+    silent: Sequence[Ref] = (),
+) -> Joint:
     """Returns the stage with its gradient for the reads in `wanted`.
 
-    `cotangents` are OUTPUT_GRAD refs and possibly SEED, the cotangent of EMIT 0.
+    `cotangents` are OUTPUT_GRAD refs and possibly SEED, the cotangent of EMIT 0. `silent` are
+    the OUTPUT_GRADs of the next stage's silent inputs.
     """
     reads, writes = list(program.reads), list(program.writes)
     at = [reads.index(r) for r in wanted]
     pulled = [writes.index(primal_of(c)) for c in cotangents]
+    muted = [writes.index(primal_of(c)) for c in silent]
     run = jaxpr_as_fun(program.jaxpr)
     outs = program.jaxpr.jaxpr.outvars
+    reached: dict[Ref, bool] = {}
 
     def joint(values, gradients):
         def differentiable(some):
             full = list(values)
             for i, x in zip(at, some, strict=True):
-                full[i] = x
+                full[i] = _watched(x, reads[i], reached) if reads[i].role is Role.INPUT else x
             results = run(*full)
-            return [results[i] for i in pulled], results
+            return [*(results[i] for i in pulled), *(_muted(results[i]) for i in muted)], results
 
         _, pull, results = jax.vjp(differentiable, [values[i] for i in at], has_aux=True)
-        gradients = jax.lax.optimization_barrier(gradients)
+        *gradients, _ = jax.lax.optimization_barrier(gradients)
         gradients = [
             jnp.reshape(g, aval_of(outs[i]).shape).astype(aval_of(outs[i]).dtype)
             for g, i in zip(gradients, pulled, strict=True)
         ]
-        return results, pull(gradients)[0]
+        nothing = [jnp.zeros_like(results[i]) for i in muted]
+        return results, pull([*gradients, *nothing])[0]
 
     values = [shape_of(v) for v in program.jaxpr.jaxpr.invars]
     gradients = [
         jax.ShapeDtypeStruct((), jnp.float32) if c.role is Role.SEED else shape_of(outs[i])
         for c, i in zip(cotangents, pulled, strict=True)
     ]
-    if not (at and pulled):
+    if not (at and (pulled or muted)):
         return _without_backward(program, values)
-    closed = inline_calls(jax.make_jaxpr(joint)(values, gradients))
+    marked = [*gradients, jax.ShapeDtypeStruct((), jnp.float32)]  # there may be no other
+    closed = inline_calls(jax.make_jaxpr(joint)(values, marked))
     jaxpr = closed.jaxpr
     inputs = dict(zip(reads, jaxpr.invars, strict=False))
     incoming = jaxpr.invars[len(reads) :]
@@ -89,18 +103,19 @@ def trace_joint(program: Program, wanted: Sequence[Ref], cotangents: Sequence[Re
     names |= thinner
     backward = substitute(jaxpr.eqns[marker + 1 :], names)
     ends = rename(jaxpr.outvars, names)
-    touched = reached_from(backward, incoming)
+    zeros = zero_values(backward)
     grads: dict[Ref, Atom] = {
         Ref(_GRAD_OF[r.role], r.index): v
         for r, v in zip(wanted, ends[len(writes) :], strict=True)
-        if is_var(v) and v in touched
+        if (reached.get(r, False) if r.role is Role.INPUT else not is_zero(v, zeros))
     }
     return Joint(
         template=program,
         inputs=inputs,
         outputs=dict(zip(writes, ends, strict=False)),
-        cotangents=dict(zip(cotangents, incoming, strict=True)),
+        cotangents=dict(zip(cotangents, incoming, strict=False)),
         grads=grads,
+        silent=frozenset(r for r, some in reached.items() if not some),
         forward=tuple(forward),
         backward=tuple(backward),
     )
@@ -116,6 +131,30 @@ def primal_of(cotangent: Ref) -> Ref:
 _GRAD_OF = {Role.PARAM: Role.PARAM_GRAD, Role.INPUT: Role.INPUT_GRAD}
 
 
+def _watched(x: jax.Array, name: Ref, reached: dict[Ref, bool]) -> jax.Array:
+    """Returns `x`; in tracing notes whether a derivative comes back, and with a gradient."""
+
+    @jax.custom_vjp
+    def watched(x):
+        return x
+
+    def back(_, gradient):
+        reached[name] = not isinstance(gradient, SymbolicZero)
+        return (gradient,)
+
+    watched.defvjp(lambda x: (x.value, None), back, symbolic_zeros=True)
+    return watched(x)
+
+
+@jax.custom_vjp
+def _muted(x: jax.Array) -> jax.Array:
+    """Returns `x`, from which a derivative comes back without a gradient."""
+    return x
+
+
+_muted.defvjp(lambda x: (x, None), lambda _, gradient: (None,))
+
+
 def _without_backward(program: Program, values: Sequence[jax.ShapeDtypeStruct]) -> Joint:
     closed = inline_calls(jax.make_jaxpr(jaxpr_as_fun(program.jaxpr))(*values))
     return Joint(
@@ -124,6 +163,7 @@ def _without_backward(program: Program, values: Sequence[jax.ShapeDtypeStruct]) 
         outputs=dict(zip(program.writes, closed.jaxpr.outvars, strict=True)),
         cotangents={},
         grads={},
+        silent=frozenset(),
         forward=tuple(closed.jaxpr.eqns),
         backward=(),
     )

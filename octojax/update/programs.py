@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
+from octojax.compat import under_thread_settings
 from octojax.update.exchange import ExchangeFunction
 from octojax.update.places import Places
 from octojax.update.plan import Distributed, End, Role, UpdatePlan, UpdateProgram
@@ -162,9 +163,10 @@ def _compile_all(
         for program in phase.every_program
         if program.rank in local and (program.rank == local[0] or not _only_joins(program))
     ]
+    compile_one = under_thread_settings(compile_program)
     with ThreadPoolExecutor() as pool:
         futures = [
-            pool.submit(compile_program, plan, program, places, gives, options)
+            pool.submit(compile_one, plan, program, places, gives, options)
             for program, gives in programs
         ]
         results = [future.result() for future in futures]

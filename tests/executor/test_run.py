@@ -7,7 +7,8 @@ import pytest
 from octojax.errors import ExecutionError
 from octojax.executor.instructions import Do, Instruction, RankProgram, Transfer
 from octojax.executor.run import RankThreads, bind, run_rank
-from octojax.executor.transport import DevicePut, Mailboxes, Stopped
+from octojax.executor.stop import Stop, Stopped
+from octojax.executor.transport import DevicePut, Mailboxes
 
 
 class Passing:
@@ -57,26 +58,33 @@ def test_two_ranks_hand_a_value_over():
         bind(program(r, body, 2), functions, transport) for r, body in enumerate((sender, receiver))
     ]
     threads = RankThreads([0, 1])
-    threads.run([lambda r=r: run_rank(bound[r], slots[r]) for r in (0, 1)], transport.mail.abort)
+    threads.run([lambda r=r: run_rank(bound[r], slots[r]) for r in (0, 1)], Stop())
     assert slots == [[None, None], [None, 21]]
     threads.close()
 
 
+def mailboxes() -> tuple[Mailboxes, Stop]:
+    mail, stop = Mailboxes(LINK, timeout_s=60), Stop()
+    mail.begin(stop)
+    return mail, stop
+
+
 def test_a_failing_rank_stops_the_one_that_waits_for_it_and_is_named():
-    mail = Mailboxes(LINK, timeout_s=60)
+    mail, stop = mailboxes()
     threads = RankThreads([0, 1])
 
     def fail():
         raise FloatingPointError("overflow in 1F0")
 
     with pytest.raises(ExecutionError, match="rank 1 failed: overflow in 1F0") as caught:
-        threads.run([lambda: mail.get(0), fail], mail.abort)
+        threads.run([lambda: mail.get(0), fail], stop)
     assert isinstance(caught.value.__cause__, FloatingPointError)
     with pytest.raises(Stopped):
         mail.get(0)
-    mail.clear()
+    mail.put(0, "of the step that failed")
+    mail.begin(again := Stop())
     mail.put(0, "again")
-    assert threads.run([lambda: mail.get(0), lambda: 1], mail.abort) == ["again", 1]
+    assert threads.run([lambda: mail.get(0), lambda: 1], again) == ["again", 1]
     threads.close()
 
 
@@ -87,7 +95,7 @@ def test_a_value_that_never_comes_is_an_error_that_names_it():
 
 
 def test_an_interrupt_in_the_callers_rank_ends_the_others_first():
-    mail = Mailboxes(LINK, timeout_s=60)
+    mail, stop = mailboxes()
     threads = RankThreads([0, 1])
     ended = threading.Event()
 
@@ -101,7 +109,7 @@ def test_an_interrupt_in_the_callers_rank_ends_the_others_first():
             ended.set()
 
     with pytest.raises(KeyboardInterrupt):
-        threads.run([interrupted, waiting], mail.abort)
+        threads.run([interrupted, waiting], stop)
     assert ended.is_set()
     threads.close()
 
@@ -114,7 +122,7 @@ def test_device_put_delivers_by_name_whatever_the_order():
     target = SingleDeviceSharding(jax.devices()[1])
     transfers = [Transfer(0, 1, "F", 0, m, ()) for m in range(3)]
     transport = DevicePut(transfers, [[target]] * 3, timeout_s=10)
-    transport.begin(range(3))
+    transport.begin(range(3), Stop())
     for m in (2, 0, 1):
         transport.send(m, [jnp.float32(m)])
     for m in range(3):

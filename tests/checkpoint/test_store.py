@@ -120,3 +120,32 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         checkpoint.save(path, {"a": jnp.ones(1)})
     with pytest.raises(FileNotFoundError, match="does not exist"):
         checkpoint.load(tmp_path / "nowhere")
+
+
+def test_names_of_equal_text_are_different_leaves(tmp_path: Path) -> None:
+    params = {
+        "a.b": jnp.zeros(2),
+        "a": {"b": jnp.ones(2), "b~1": jnp.full(2, 2.0)},
+        "": jnp.ones(1),
+    }
+    checkpoint.save(tmp_path, params)
+    same(checkpoint.load(tmp_path, params).params, params)
+
+
+def test_numbers_are_arrays_of_their_jax_type(tmp_path: Path) -> None:
+    params = {"scale": 1.5, "count": 3, "on": True, "half": -0.0}
+    checkpoint.save(tmp_path, params)
+    found = checkpoint.load(tmp_path, params).params
+    assert {k: str(x.dtype) for k, x in found.items()} == {
+        "scale": "float32",
+        "count": "int32",
+        "on": "bool",
+        "half": "float32",
+    }
+    assert np.signbit(found["half"])
+
+
+def test_leaves_that_are_no_arrays_are_named_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"params.name is of type str; opt_state.0 is of type obj"):
+        checkpoint.save(tmp_path / "c", {"name": "model", "w": jnp.ones(1)}, [object()])
+    assert not (tmp_path / "c").exists()

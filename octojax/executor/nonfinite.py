@@ -1,0 +1,172 @@
+"""Where a NaN came from, for `jax.debug_nans` and `jax.debug_infs`.
+
+JAX looks at the results of a compiled program and knows no more than that one of them is bad. Here
+the program's actions are run again, operation by operation, on the arguments that it had.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+
+from octojax import compat
+from octojax.errors import NonFiniteError
+from octojax.executor.instructions import Do
+from octojax.executor.lower import Lowered
+from octojax.executor.run import Walk
+from octojax.programs.recipe import Layout, Recipe, accumulator_dtype, raw, unstored
+
+
+def non_finite(lowered: Lowered, walk: Walk, slots: Sequence[Any]) -> NonFiniteError:
+    """Returns the error that names rank, action, operation and the user's line.
+
+    `walk` stands at the instruction whose results JAX refused; `slots` are as it read them.
+    """
+    infinite = bool(jax.config.jax_debug_infs)  # type: ignore[attr-defined]
+    what = "a NaN or an infinity" if infinite else "a NaN"
+    begin = f"rank {walk.program.rank}: {what} in the results of {walk}"
+    if walk.at < 0:
+        return NonFiniteError(f"{begin}: the batch itself has it")
+    body = walk.program.body
+    if walk.at >= len(body) or body[walk.at].do is not Do.RUN:
+        return NonFiniteError(begin)
+    instruction = body[walk.at]
+    recipe = lowered.step.recipes[instruction.target][1]
+    arguments = [slots[i] for i in instruction.reads]
+    with jax.debug_nans(False), jax.debug_infs(False):
+        bad = any_non_finite(infinite)
+        for shard in _shards(recipe, arguments):
+            for call, action in zip(
+                _calls(recipe, lowered.jaxprs, shard), instruction.name.split("+"), strict=False
+            ):
+                jaxpr, values = call
+                if any(map(bad, values)):
+                    return NonFiniteError(
+                        f"{begin}: what {action} reads has it already. Look at the parameters, "
+                        f"the module state and the batch"
+                    )
+                eqn = first_bad(jaxpr, values, bad)
+                if eqn is not None:
+                    line = compat.source_line(eqn) or "a line that is not known"
+                    return NonFiniteError(f"{begin}: {action} made it by {eqn.primitive} at {line}")
+    return NonFiniteError(
+        f"{begin}. Run again operation by operation it has none: sums over microbatches or XLA's "
+        f"optimizations make it"
+    )
+
+
+def any_non_finite(infinite: bool) -> Callable[[Any], bool]:
+    """Returns the test of one value: for NaNs, or also for infinities."""
+
+    def bad(value: Any) -> bool:
+        if not jnp.issubdtype(value.dtype, jnp.inexact):
+            return False
+        return bool((~jnp.isfinite(value) if infinite else jnp.isnan(value)).any())
+
+    return bad
+
+
+def first_bad(
+    closed: ClosedJaxpr, arguments: Sequence[Any], bad: Callable[[Any], bool]
+) -> JaxprEqn | None:
+    """Returns the innermost equation that first makes a bad value of good ones."""
+    try:
+        _evaluate(closed, arguments, bad)
+    except _Bad as found:
+        return found.eqn
+    return None
+
+
+class _Bad(Exception):
+    def __init__(self, eqn: JaxprEqn) -> None:
+        super().__init__(eqn)
+        self.eqn = eqn
+
+
+def _evaluate(closed: Any, arguments: Sequence[Any], bad: Callable[[Any], bool]) -> list[Any]:
+    jaxpr, consts = compat.split_consts(closed)
+    known = dict(zip(jaxpr.constvars, consts, strict=True))
+    known.update(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return jnp.asarray(atom.val) if isinstance(atom, Literal) else known[atom]
+
+    for eqn in jaxpr.eqns:
+        values = [read(atom) for atom in eqn.invars]
+        results = _results(eqn, values, bad)
+        if any(map(bad, results)):
+            raise _Bad(eqn)
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _results(eqn: JaxprEqn, values: list[Any], bad: Callable[[Any], bool]) -> Sequence[Any]:
+    """What an equation makes; calls and scans are entered."""
+    name, params = eqn.primitive.name, eqn.params
+    inner = params.get("jaxpr", params.get("call_jaxpr"))
+    if inner is not None and name in compat.JIT_NAMES | compat.REMAT_NAMES | compat.CUSTOM_NAMES:
+        return _evaluate(inner, values, bad)
+    if name == "scan" and len(params["jaxpr"].in_avals) == len(values):
+        return _scan(params, values, bad)
+    inputs = [compat.new_var(compat.aval_of(atom)) for atom in eqn.invars]
+    alone = eqn.replace(invars=[*inputs])
+    return compat.eval_jaxpr(compat.new_jaxpr(inputs, eqn.outvars, [alone]), values)
+
+
+def _scan(params: Any, values: list[Any], bad: Callable[[Any], bool]) -> list[Any]:
+    num_consts, num_carry = compat.scan_counts(params)
+    consts, carry = values[:num_consts], values[num_consts : num_consts + num_carry]
+    xs, length = values[num_consts + num_carry :], params["length"]
+    rows: list[list[Any]] = []
+    for i in reversed(range(length)) if params["reverse"] else range(length):
+        made = _evaluate(params["jaxpr"], [*consts, *carry, *(x[i] for x in xs)], bad)
+        carry = made[:num_carry]
+        rows.append(made[num_carry:])
+    rows = rows[::-1] if params["reverse"] else rows
+    return [*carry, *(jnp.stack(column) for column in zip(*rows, strict=True))]
+
+
+def _shards(recipe: Recipe, arguments: Sequence[Any]) -> list[list[Any]]:
+    """The arguments of each data shard; accumulators may have been given away and are None."""
+    alive = [None if x.is_deleted() else jax.device_get(x) for x in arguments]
+    stacked = [
+        x for x, layout in zip(arguments, recipe.layouts, strict=True) if layout is Layout.STACKED
+    ]
+    size = len(arguments[0].sharding.device_set) if arguments else 1
+    if size == 1 or not stacked:
+        return [alive]
+
+    def piece(value: Any, layout: Layout, shard: int) -> Any:
+        if value is None or layout is Layout.WHOLE:
+            return value
+        if layout is Layout.STACKED:
+            return value[shard]
+        rows = value.shape[0] // size
+        return value[shard * rows : (shard + 1) * rows]
+
+    return [
+        [piece(x, layout, s) for x, layout in zip(alive, recipe.layouts, strict=True)]
+        for s in range(size)
+    ]
+
+
+def _calls(
+    recipe: Recipe, jaxprs: Sequence[ClosedJaxpr], arguments: Sequence[Any]
+) -> Iterator[tuple[ClosedJaxpr, list[Any]]]:
+    """Yields each call of a recipe with its arguments, and runs it."""
+    known = dict(enumerate(arguments))
+    for call in recipe.calls:
+        closed = jaxprs[call.program]
+        values = [
+            unstored(jnp.asarray(known[i]), aval)
+            for i, aval in zip(call.reads, closed.in_avals, strict=True)
+        ]
+        yield closed, values
+        results = compat.eval_jaxpr(closed, values)
+        for i, total, value in zip(call.writes, call.adds, results, strict=True):
+            if i >= 0 and total < 0:
+                known[i] = raw(value)
+            elif i >= 0:
+                known[i] = value.astype(accumulator_dtype(value.dtype))

@@ -1,0 +1,48 @@
+"""Ctrl-C for tests: a signal that raises `KeyboardInterrupt` in the main thread, wherever it is."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+
+@contextlib.contextmanager
+def interrupts(delays_s: Sequence[float], after: threading.Event | None = None) -> Iterator[None]:
+    """Within it `KeyboardInterrupt` is raised after each of the delays, counted from the event or
+    else from the start, and never later than its end."""
+    armed = True
+    over = threading.Event()
+
+    def ring(*_: object) -> None:
+        if armed:
+            raise KeyboardInterrupt
+
+    def run() -> None:
+        while after is not None and not after.wait(0.01):
+            if over.is_set():
+                return
+        start = time.monotonic()
+        for delay in sorted(delays_s):
+            if over.wait(max(0.0, start + delay - time.monotonic())):
+                return
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        try:
+            armed = False
+        finally:  # where the last of them hits the line above
+            armed = False
+            over.set()
+            thread.join()
+            signal.signal(signal.SIGUSR1, before)
+
+
+def interrupting(after: threading.Event, times: int = 1) -> contextlib.AbstractContextManager[None]:
+    """`interrupts` soon after the event, so many times."""
+    return interrupts([0.02 * (k + 1) for k in range(times)], after)
