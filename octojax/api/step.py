@@ -26,7 +26,7 @@ from octojax.executor.recorded import Ledger, Recorder, timeline_of
 from octojax.executor.share import SharedExchange
 from octojax.frontends import adapt
 from octojax.ir import LayerGraph, Machine, Plan, Timeline
-from octojax.update import GRAD_NORM, Places, Update, build_update
+from octojax.update import GRAD_NORM, Places, Update, UpdatePlan, build_update
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ class TrainStep:
         Leaves are whole, wherever their rows lie. Every process must call this.
         """
         self._expect_state(state)
-        return opt_state_of(self.update.plan, state.opt_state, self.loss.layout)
+        return opt_state_of(self.update_plan, state.opt_state, self.loss.layout)
 
     def with_opt_state(self, state: TrainState, opt_state: Any) -> TrainState:
         """Returns `state` with another optimizer state, of the form that `opt_state` returns.
@@ -346,8 +346,8 @@ class TrainStep:
         return [units[u] for u in self._trained]
 
     @cached_property
-    def update(self) -> Update:
-        """The optimizer update, spread over the ranks."""
+    def update_plan(self) -> UpdatePlan:
+        """The optimizer update as programs per rank, not compiled."""
         loss, staged = self.loss, self.loss.staged
         units: dict[int, list[int]] = {}
         for unit in self._trained:
@@ -361,9 +361,13 @@ class TrainStep:
             owners.append(ranks if rows else ranks[0])
         tree = staged.traced.params.unflatten(leaves)
         value = jax.ShapeDtypeStruct((), staged.emits[0].dtype)
-        plan = build_update(
-            self.optimizer, tree, owners, loss.mesh.num_ranks, extra={"value": value}
-        )
+        extra = {"value": value}
+        return build_update(self.optimizer, tree, owners, loss.mesh.num_ranks, extra=extra)
+
+    @cached_property
+    def update(self) -> Update:
+        """The optimizer update, spread over the ranks."""
+        loss, plan = self.loss, self.update_plan
         here = set(loss.mesh.local_ranks)
         places = Places(tuple(r.replicated if r.index in here else None for r in loss.mesh.ranks))
         if loss.share is None:
@@ -374,7 +378,7 @@ class TrainStep:
     @cached_property
     def origin(self) -> Origin:
         """Names what this step's states are made for; see `Origin`."""
-        return origin_of(self.loss, self.update.plan)
+        return origin_of(self.loss, self.update_plan)
 
     def _expect_state(self, state: Any) -> None:
         """Raises unless `state` is one of this step's, or of a step of the same origin."""
