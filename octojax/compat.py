@@ -8,8 +8,10 @@ Supported: JAX 0.10.2 to 0.12. Differences met, old | new:
 """
 
 import contextlib
+import ctypes
 import functools
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -178,6 +180,40 @@ def distributed_client() -> Any:
     from jax._src import distributed
 
     return distributed.global_state.client
+
+
+def without_preemption_service() -> None:
+    """Leaves SIGTERM what it is: JAX's service for cluster schedulers would catch it, and the
+    process would go on. `JAX_ENABLE_PREEMPTION_SERVICE` in the environment keeps it."""
+    if "JAX_ENABLE_PREEMPTION_SERVICE" not in os.environ:
+        jax.config.update("jax_enable_preemption_service", False)
+
+
+def distributed_place() -> tuple[int, int]:
+    """This process's number and how many there are. `jax.process_index()` says the same, but
+    touches the devices, after which JAX's configuration cannot change."""
+    from jax._src import distributed
+
+    state = distributed.global_state
+    return state.process_id or 0, state.num_processes or 1
+
+
+_forgotten: list[Any] = []
+
+
+def forget_distributed() -> None:
+    """At the end of Python `jax.distributed` will not say farewell, for which all must come.
+
+    Its client does so in its destructor too: it is kept for ever.
+    """
+    from jax._src import distributed
+
+    state = distributed.global_state
+    for kept in (state.client, state.preemption_sync_manager, state.service):
+        if kept is not None:
+            _forgotten.append(kept)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    state.client = state.preemption_sync_manager = state.service = None
 
 
 def key_impl(aval: Aval) -> str:

@@ -20,14 +20,16 @@ class Options:
 
     `schedule` is a name (`octopipe schedules` lists them), a table, the path of a CSV table, or
     "auto": the plan is tuned for `tune_seconds` on `profile`, by default measured here.
-    `schedule_options` are those of a named schedule. `partition` is "balanced" (by operations),
-    "uniform" (by count), or layers per stage. `placement` is the rank of every stage, such as
-    `(0, 1, 1, 0, 2, 3, 3, 2)`: a named schedule is laid out for it. `transport` is "auto",
-    "device_put" or "ppermute".
+    `schedule_options` are those of a named schedule. `partition` is layers per stage, or the
+    name of a partitioner: "balanced" (the default), "uniform", "alpa", ...
+    (`octojax.partitioners`), which sees `profile`, or operations where none is given.
+    `placement` is the rank of every stage, such as `(0, 1, 1, 0, 2, 3, 3, 2)`: a named schedule
+    is laid out for it. `transport` is "auto", "device_put" or "ppermute".
     `recompute` says for every stage, or for all, whether its forward is run again instead of
     stored. `timeout_s` bounds every wait in a step, such as that of a rank for a value from
     another: by default as long as `octopipe launch --timeout` or `octopipe.initialize` say, else
-    600 seconds.
+    600 seconds. Several processes compare their values before the first step, and a sum of the
+    batch every `compare_values` steps; 0: never.
     `reduction` says what the loss does with the rows of its batch: "mean" or "sum". Losses of
     microbatches, and the gradients with them, join accordingly.
     `compiler_options` go to XLA for every stage program, as those of `jax.jit` do.
@@ -48,6 +50,7 @@ class Options:
     compiler_options: dict[str, Any] = field(default_factory=dict)
     reduction: str = "mean"
     timeout_s: float | None = None
+    compare_values: int = 1
     seed: int = 0
     progress: bool = True
 
@@ -65,6 +68,11 @@ class Options:
             raise ValueError(
                 f"reduction = {self.reduction!r}, expected 'mean' (the loss averages over the "
                 f"rows of its batch) or 'sum' (it adds them up)"
+            )
+        if self.compare_values < 0:
+            raise ValueError(
+                f"compare_values = {self.compare_values}, expected every how many steps processes "
+                f"compare their batches, or 0 for never"
             )
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"timeout_s = {self.timeout_s}, expected seconds > 0")
@@ -94,6 +102,7 @@ def _all_whole(value: Any) -> bool:
 
 _FORMS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("microbatches", _whole, "a whole number"),
+    ("compare_values", _whole, "a whole number"),
     ("chunks", _whole, "a whole number"),
     (
         "schedule",

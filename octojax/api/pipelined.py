@@ -10,9 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.extend.core import jaxpr_as_fun
 
 from octojax import compat
+from octojax.api.agreement import REMEDY, Stamp, constant_facts, value_facts
 from octojax.api.options import Options
 from octojax.api.planning import (
     choose_schedule,
@@ -41,13 +43,13 @@ from octojax.layers.cut import StagedLoss, cut_stages
 from octojax.layers.find import LayeredLoss, find_layers
 from octojax.layers.state import StateKind
 from octojax.mesh import PipelineMesh, pipeline_mesh
-from octojax.processes import agree, several, step_timeout_s
+from octojax.processes import agree, busy, several, step_timeout_s
 from octojax.programs.build import compile_all
 from octojax.programs.microbatch import Microbatches, plan_microbatches
 from octojax.programs.recipe import raw, stored
 from octojax.simulate.durations import durations
 from octojax.stages.differentiate import differentiate
-from octojax.stages.fingerprint import fingerprint
+from octojax.stages.fingerprint import fingerprint, portable
 from octojax.stages.program import Ref, Role, Stage
 from octojax.trace import Leaves, path_name, trace_loss
 
@@ -66,11 +68,20 @@ class Runner:
 class PipelinedLoss:
     """`pure` cut into stages by a plan, for batches like `batch`. Compiles on first use.
 
+    A tuned plan (`schedule="auto"`) counts the state of `optimizer` in every rank's memory.
+
     Raises before anything is launched: `MeshError`, `PlanError`, `ScheduleError`, `CutError`,
     `LossError` or `ValueError`, each with the numbers and the remedy.
     """
 
-    def __init__(self, pure: PureLoss, batch: Any, options: Options, mesh: Any = None) -> None:
+    def __init__(
+        self,
+        pure: PureLoss,
+        batch: Any,
+        options: Options,
+        mesh: Any = None,
+        optimizer: optax.GradientTransformation | None = None,
+    ) -> None:
         self.pure, self.options = pure, options
         table = given_schedule(options)
         ranks = ranks_wanted(options) if mesh is None else None
@@ -86,7 +97,7 @@ class PipelinedLoss:
         )
         if options.schedule == "auto" and options.plan is None:
             refuse_with_auto(options)
-            plan = tuned_plan(pure, self.batch, self.batch_tree, self.mesh, options)
+            plan = tuned_plan(pure, self.batch, self.batch_tree, self.mesh, options, optimizer)
             self.options = options = replace(options, plan=plan)
         self.schedule: Schedule = choose_schedule(options, self.mesh.num_ranks, count)
         self._layered = layered = self._layers(0)
@@ -99,6 +110,8 @@ class PipelinedLoss:
         self.calls = StepThread(self.timeout_s, 0.0 if several() else GRACE_S)
         self.compilations = 0
         self._zero_gradients: dict[int, jax.Array] = {}
+        self.facts: dict[str, str] = {}  # what else the processes must have alike
+        self._compared = False  # whether a batch has been, thoroughly
 
     # ------------------------------------------------------------------ cutting
 
@@ -205,11 +218,20 @@ class PipelinedLoss:
     def _agree(self) -> None:
         """Refuses to run unless every process has the same plan, model and versions."""
         step = self.lowered.step
-        programs = (fingerprint(stage.forward) for stage in self.stages[0])
+        if not several():
+            return
+        stages = {
+            f"model, stage {s}": portable(stage.forward.jaxpr)
+            for s, stage in enumerate(self.stages[0])
+        }
+        compares = self.options.compare_values
         agree(
             {
                 "plan": str(self.plan),
-                "model": " ".join(programs),
+                **stages,
+                **(constant_facts(self.staged.constants) if compares else {}),
+                **self.facts,
+                "compare_values": str(compares),
                 "order of transfers": " ".join(step.transfers[k].name for k in step.order),
                 "batch": str(self.batch.avals),
                 "JAX": jax.__version__,
@@ -246,9 +268,12 @@ class PipelinedLoss:
         self._agree()
         make = transport(self.options.transport, self.timeout_s)
         engine = Engine(lowered, self.mesh, self.batch, self._model, make, self.timeout_s)
-        compiled = compile_all(engine.jobs(), self.options.progress, self.options.compiler_options)
-        self.compilations += len(compiled)
-        engine.ready(compiled)
+        with busy("compiling"):
+            compiled = compile_all(
+                engine.jobs(), self.options.progress, self.options.compiler_options
+            )
+            self.compilations += len(compiled)
+            engine.ready(compiled)
         return Runner(engine, self._sources(engine))
 
     @cached_property
@@ -316,6 +341,20 @@ class PipelinedLoss:
         )
         return Held(owned, self.copies(owned), carried, counters)
 
+    def agree_on(self, params: Any, state: Any, topic: str) -> None:
+        """Returns if all processes have these parameters and this module state.
+
+        Raises `MeshError` naming the leaves that differ, and between which processes.
+        """
+        if not several() or not self.options.compare_values:
+            return
+        traced = self.staged.traced
+        leaves = [
+            *leaves_like(params, traced.params, "the parameters"),
+            *leaves_like(state, traced.state, "the leaves of module state"),
+        ]
+        agree(value_facts([*traced.params.names, *traced.state.names], leaves), topic, REMEDY)
+
     def _home(self, stage: int | None) -> int:
         return self.plan.placement.stages[stage or 0][0]
 
@@ -339,17 +378,31 @@ class PipelinedLoss:
         ]
 
     def run(
-        self, runner: "Runner", held: Held, batch: Any, record: Recorder | None = None
+        self,
+        runner: "Runner",
+        held: Held,
+        batch: Any,
+        record: Recorder | None = None,
+        values: Sequence[Any] = (),
     ) -> tuple[Results, Any, Any]:
-        """Returns what an engine made of a batch, with loss and aux taken out of it."""
-        return self.calls.run(lambda: self._run(runner, held, batch, record), "a step")
+        """Returns what an engine made of a batch, with loss and aux taken out of it.
+
+        Several processes compare the batch, and `values` with it; see `octojax.api.agreement`.
+        """
+        return self.calls.run(lambda: self._run(runner, held, batch, record, values), "a step")
 
     def _run(
-        self, runner: "Runner", held: Held, batch: Any, record: Recorder | None
+        self,
+        runner: "Runner",
+        held: Held,
+        batch: Any,
+        record: Recorder | None,
+        values: Sequence[Any],
     ) -> tuple[Results, Any, Any]:
         inputs = self._inputs(runner, held, batch)
+        stamp = None if self.share is None else self._stamp([*inputs[-1], *values])
         results = runner.engine.run(*inputs, record, self.calls.stop)
-        known = results.emits if self.share is None else self._everywhere(runner, results)
+        known = results.emits if stamp is None else self._everywhere(runner, results, stamp)
         emits = [known[e] for e in range(self.staged.traced.num_emits)]
         return results, emits[0], self.staged.traced.aux.unflatten(emits[1:])
 
@@ -366,14 +419,26 @@ class PipelinedLoss:
         params = [[flat[i] for i in where] for where in runner.sources]
         return params, [held.carried] * len(runner.sources), held.counters, leaves
 
-    def _everywhere(self, runner: "Runner", results: Results) -> Mapping[int, jax.Array]:
-        """Returns what the loss returned in every process, from the ranks that made it."""
+    def _stamp(self, leaves: Sequence[Any]) -> Stamp:
+        stamp = Stamp(leaves, thorough=not self._compared, every=self.options.compare_values)
+        self._compared = True
+        return stamp
+
+    def _everywhere(
+        self, runner: "Runner", results: Results, stamp: Stamp
+    ) -> Mapping[int, jax.Array]:
+        """Returns what the loss returned in every process, from the ranks that made it.
+
+        Raises `MeshError` if another process is at another step or has another batch.
+        """
         assert self.share is not None
         runner.engine.drain(results)
-        return {
-            leaf: self.share.from_owner(results.emits.get(leaf), owner, aval)
-            for leaf, (owner, aval) in sorted(runner.engine.emitted.items())
-        }
+        headers, emits = self.share.with_headers(
+            stamp.to_bytes(), results.emits, runner.engine.emitted
+        )
+        names = [*self.batch.names, *(f"value {i}" for i in range(len(stamp.leaves)))]
+        stamp.compare(headers, self.mesh, names[: len(stamp.leaves)])
+        return emits
 
     def batch_leaves(self, batch: Any) -> list[Any]:
         leaves, tree = jax.tree.flatten(batch)

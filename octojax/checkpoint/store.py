@@ -158,23 +158,31 @@ def _tidy(lock: folder.Lock, root: Path) -> str | None:
 def _write(path: Path, rows: Mapping[Row, np.ndarray]) -> None:
     import orbax.checkpoint as ocp
 
-    # Alone even where there are other processes: they do not take part, and are not waited for.
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=jax.process_index(),
-        active_processes={jax.process_index()},
-        barrier_sync_key_prefix="octojax",
-    )
-    options = alone if jax.process_count() > 1 else ocp.options.MultiprocessingOptions()
     # Orbax refuses arrays without elements; the index knows their shape.
     tree = nested({row.at: value for row, value in rows.items() if row.size}) or {}
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
-    with ocp.Checkpointer(handler, multiprocessing_options=options) as writer:
+    with _orbax() as writer:
         writer.save(path, args=ocp.args.PyTreeSave(tree))
 
 
-def _read(root: Path, index: Index) -> dict[Words, Any]:
+def _orbax() -> Any:
+    """Orbax's reader and writer, for this process alone even where there are others.
+
+    They do not take part, and are not waited for: left to itself, Orbax meets them without end.
+    """
     import orbax.checkpoint as ocp
 
+    options = ocp.options.MultiprocessingOptions()
+    if jax.process_count() > 1:
+        options = ocp.options.MultiprocessingOptions(
+            primary_host=jax.process_index(),
+            active_processes={jax.process_index()},
+            barrier_sync_key_prefix=f"octojax-{jax.process_index()}",
+        )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=options)
+    return ocp.Checkpointer(handler, multiprocessing_options=options)
+
+
+def _read(root: Path, index: Index) -> dict[Words, Any]:
     path, rows = root / index.tree, index.rows
     if not any(row.size for row in rows):
         return verified({}, rows, path)
@@ -182,7 +190,7 @@ def _read(root: Path, index: Index) -> dict[Words, Any]:
     if not path.is_dir():
         raise FormatError(f"{path} is missing, which {path.parent / NAME} names as its data")
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        with _orbax() as reader:
             tree = reader.restore(path)
     except PermissionError:
         raise

@@ -13,6 +13,7 @@ COMMANDS = (
     "schedules",
     "schedule",
     "check",
+    "lower",
     "simulate",
     "tune",
     "show",

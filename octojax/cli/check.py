@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
-from octojax.cli.read import read_profile, read_schedule
+from octojax.cli.read import read_profile, read_table
 from octojax.errors import PlanError
 
 
 def command(
-    file: Annotated[str, typer.Argument(help="A schedule (CSV) or a plan (JSON).")],
+    file: Annotated[str, typer.Argument(help="A schedule (CSV), a plan (JSON) or a lowered one.")],
     microbatches: Annotated[
         int | None, typer.Option(help="How many microbatches must be there.", min=1)
     ] = None,
@@ -30,20 +30,23 @@ def command(
 
 
 def _report(file: str, microbatches: int | None, profile: str | None) -> str:
-    from octojax.ir import Plan
+    from octojax.ir import LoweredPlan, Plan
     from octojax.ir.lowering import transfers_of, without_transfers
     from octojax.ir.verify import verify
 
-    found = read_schedule(file)
+    found = read_table(file)
     verify(found, microbatches)
-    schedule = found.schedule if isinstance(found, Plan) else found
-    bare = without_transfers(schedule)
+    if isinstance(found, LoweredPlan):
+        bare, count, lowered = found.schedule, len(found.transfers), True
+    else:
+        schedule = found.schedule if isinstance(found, Plan) else found
+        bare, lowered = without_transfers(schedule), schedule.has_transfers
+        count = len(transfers_of(bare))
     actions = sum(1 for _ in bare.actions())
-    how = "deliverable under rendezvous" if schedule.has_transfers else "crossing ranks"
+    how = "deliverable under rendezvous" if lowered else "crossing ranks"
     lines = [
         f"{file}: ok: {bare.num_ranks} ranks, {bare.num_stages} stages, "
-        f"{bare.num_microbatches} microbatches, {actions} actions, "
-        f"{len(transfers_of(bare))} transfers {how}"
+        f"{bare.num_microbatches} microbatches, {actions} actions, {count} transfers {how}"
     ]
     if profile is not None:
         if not isinstance(found, Plan):

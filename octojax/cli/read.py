@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from octojax.errors import FormatError
-from octojax.ir import Plan, Profile, Schedule, Timeline
+from octojax.ir import LoweredPlan, Plan, Profile, Schedule, Timeline, uniform_partition
+from octojax.ir.files import read_json, read_text
 
 
 def read_schedule(path: str) -> Schedule | Plan:
@@ -16,6 +17,20 @@ def read_schedule(path: str) -> Schedule | Plan:
             f"actions such as 0F0 per rank"
         )
     return found
+
+
+def read_table(path: str) -> Schedule | Plan | LoweredPlan:
+    """Returns what `read_schedule` does, or a lowered plan as `octopipe lower -o` writes it."""
+    _expect_file(path)
+    if path.endswith(".json"):
+        data = read_json(path)
+        if isinstance(data, dict) and "lowered" in data:
+            return LoweredPlan.from_json(data, path)
+        return read_schedule(path)
+    text = read_text(path)
+    if "+" in text or "->" in text:  # joined actions, or exchanges at the end
+        return LoweredPlan.from_csv(text, path)
+    return read_schedule(path)
 
 
 def read_profile(path: str) -> Profile:
@@ -34,13 +49,11 @@ def read_timeline(path: str) -> Timeline:
 
 def read_plan(path: str, profile: str) -> Plan:
     """Returns the plan in `path`; a bare table is cut uniformly for the layers of `profile`."""
-    from octojax.simulate import uniform_partition
-
     found = read_schedule(path)
     if isinstance(found, Plan):
         return found
-    layers = read_profile(profile).num_layers
-    return Plan(uniform_partition(layers, found.num_stages), found.placement, found, name=path)
+    kinds = read_profile(profile).kinds
+    return Plan(uniform_partition(kinds, found.num_stages), found.placement, found, name=path)
 
 
 def expect_writable(*paths: str | Path | None) -> None:

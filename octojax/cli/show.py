@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from octojax.cli.read import expect_writable, read_profile, read_schedule, read_timeline
+from octojax.cli.read import expect_writable, read_profile, read_table, read_timeline
 from octojax.errors import FormatError
 from octojax.ir.files import read_json
 
@@ -65,7 +65,7 @@ def command(
 
 
 def _panels(file, profile, measured, bound):
-    from octojax.ir import Machine, Plan
+    from octojax.ir import Machine, Schedule
     from octojax.report import Panel, from_json
     from octojax.report.data import is_timeline
     from octojax.simulate import StageCosts, simulate
@@ -74,10 +74,10 @@ def _panels(file, profile, measured, bound):
     if is_timeline(data):
         panels = [Panel(Path(file).stem, from_json(data, file), bound)]
     else:
-        found = read_schedule(file)
+        found = read_table(file)
         costs = read_profile(profile) if profile else StageCosts.unit(found.num_stages, 1, 1, 1, 2)
         timeline = simulate(found, costs, None if profile else Machine())
-        name = found.name if isinstance(found, Plan) and found.name else Path(file).stem
+        name = found.name if not isinstance(found, Schedule) and found.name else Path(file).stem
         panels = [Panel(f"{name}, simulated", timeline, bound)]
     if measured is not None:
         panels.append(Panel("measured", read_timeline(measured)))
@@ -90,4 +90,4 @@ def _json(file: str):
     try:
         return read_json(file)
     except FormatError:
-        return None  # `read_schedule` says what is wrong
+        return None  # `read_table` says what is wrong

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from octojax.cli.read import read_profile, read_schedule
+from octojax.cli.read import read_profile, read_table
 
 
 def command(
-    file: Annotated[str, typer.Argument(help="A schedule (CSV) or a plan (JSON).")],
+    file: Annotated[str, typer.Argument(help="A schedule (CSV), a plan (JSON) or a lowered one.")],
     costs: Annotated[
         str | None,
         typer.Option(help="F,I,W[,B]: costs of every stage; B is I + W if left out."),
@@ -28,16 +28,17 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Simulate a schedule or plan; without costs, F = I = W = 1 and B = 2."""
-    from octojax.ir import Machine, Plan
+    from octojax.ir import LoweredPlan, Machine, Plan
     from octojax.ir.lowering import without_transfers
     from octojax.ir.verify import verify
     from octojax.simulate import StageCosts, simulate
 
     if costs is not None and profile is not None:
         raise ValueError("give either --costs or --profile, not both")
-    found = read_schedule(file)
-    schedule = found.schedule if isinstance(found, Plan) else found
-    verify(without_transfers(schedule))  # before anything as large as the table claims to be
+    found = read_table(file)
+    schedule = found.schedule if isinstance(found, (Plan, LoweredPlan)) else found
+    if not isinstance(found, LoweredPlan):
+        verify(without_transfers(schedule))  # before anything as large as the table claims to be
     stages = found.num_stages
     if profile is not None:
         given: Any = read_profile(profile)
@@ -58,6 +59,9 @@ def command(
         f"{schedule.num_microbatches} microbatches"
     )
     typer.echo(table(timeline.to_json(), timeline.bubble_ratio))
+
+
+_WORST = 6  # stalls that are named
 
 
 def parse_costs(text: str) -> tuple[float, ...]:
@@ -82,12 +86,22 @@ def table(result: dict[str, Any], bubble_ratio: float) -> str:
         f"makespan {result['makespan_s']:.6g} s, bubble ratio {bubble_ratio:.4f}, "
         f"{transfers['count']} transfers, {transfers['overlapped']} overlapped by both ranks' "
         f"computation ({transfers['sender_overlapped']} by the sender's)",
-        "rank       busy     bubble   boundary   residual  live until I  until W    peak GiB",
+        "rank       busy     bubble = boundary + computation + transfer  live until I  until W"
+        "    peak GiB",
     ]
     for rank, x in enumerate(result["ranks"]):
         lines.append(
             f"{rank:4d} {x['busy_s']:10.6g} {x['bubble_s']:10.6g} {x['boundary_bubble_s']:10.6g} "
-            f"{x['residual_bubble_s']:10.6g} {x['peak_microbatches']:13d} "
+            f"{x['computation_wait_s']:13.6g} {x['transfer_wait_s']:10.6g} "
+            f"{x['peak_microbatches']:13d} "
             f"{x['peak_microbatches_until_weight']:8d} {x['peak_bytes'] / (1 << 30):11.3f}"
+        )
+    stalls = transfers["stalls"]
+    if stalls:
+        worst = "  ".join(f"{x['transfer']} {x['stall_s']:.6g}" for x in stalls[:_WORST])
+        total = sum(x["stall_s"] for x in stalls)
+        lines.append(
+            f"{len(stalls)} transfers stall the rank that waits for them, for {total:.6g} s in "
+            f"all; the longest: {worst}"
         )
     return "\n".join(lines)

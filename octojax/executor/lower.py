@@ -328,12 +328,13 @@ class _RankBuilder:
                     inputs.setdefault(v, len(inputs))
             made |= set(work.writes)
         local, count, calls = dict(inputs), len(inputs), []
+        read = {v for work in group.works for v in work.reads}
         for work in group.works:
             reads = tuple(local[v] for v in work.reads)
             writes, adds = [], []
             for v in work.writes:
                 adds.append(local[v] if v.place is Place.TOTAL else -1)
-                wanted = v.place is Place.TOTAL or self._leaves(v, later, group)
+                wanted = v.place is Place.TOTAL or v in read or self._outlives(v, later)
                 writes.append(count if wanted else -1)
                 if wanted:
                     local[v] = count
@@ -357,9 +358,6 @@ class _RankBuilder:
 
     def _outlives(self, value: Value, later: set[Value]) -> bool:
         return value in later or value in self.leaving or value.place in (Place.EMIT, Place.STATE)
-
-    def _leaves(self, value: Value, later: set[Value], group: Group) -> bool:
-        return self._outlives(value, later) or any(value in w.reads for w in group.works)
 
     def _layout(self, value: Value) -> Layout:
         match value.place:

@@ -186,7 +186,6 @@ def timeline_of(
         step.transfers,
         moves,
         [transfer_bytes(lowered, k) for k in range(len(step.transfers))],
-        [max(size for _, size in trace) for trace in traces],
         traces,
     )
 

@@ -15,8 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from octojax.errors import ExecutionError
+from octojax.compat import num_bytes
+from octojax.errors import PeerError
 from octojax.mesh import PipelineMesh
+from octojax.processes import wait
+
+_SMALL_BYTES = 4096
 
 
 class Share:
@@ -28,7 +32,7 @@ class Share:
         self._program = cache(self._compile)
 
     def gather(
-        self, vectors: Mapping[int, jax.Array], width: int, dtype: Any
+        self, vectors: Mapping[int, jax.Array | np.ndarray], width: int, dtype: Any
     ) -> dict[int, list[jax.Array]]:
         """Returns, for every local rank, the vectors of all ranks on its devices.
 
@@ -58,9 +62,48 @@ class Share:
         rows = self.gather(brought, size, aval.dtype)
         return rows[self.mesh.local_ranks[0]][owner].reshape(aval.shape)
 
+    def with_headers(
+        self,
+        header: bytes,
+        values: Mapping[int, jax.Array],
+        described: Mapping[int, tuple[int, Any]],
+    ) -> tuple[list[bytes], dict[int, jax.Array]]:
+        """Returns every rank's header, and in every process the values by number.
+
+        `described[k]` are the rank that has value k and its type. All ranks' headers are equally
+        long. What is small travels with them in one gathering, on the host's account: a scalar's
+        way through compiled programs takes longer.
+        """
+        small: dict[int, slice] = {}
+        ends = dict.fromkeys(range(self.mesh.num_ranks), len(header))
+        for number, (owner, aval) in sorted(described.items()):
+            nbytes = num_bytes(aval)
+            if nbytes <= _SMALL_BYTES:
+                small[number] = slice(ends[owner], ends[owner] + nbytes)
+                ends[owner] += nbytes
+        width = max(ends.values())
+        vectors = {rank: np.zeros(width, np.uint8) for rank in self.mesh.local_ranks}
+        for rank, vector in vectors.items():
+            vector[: len(header)] = np.frombuffer(header, np.uint8)
+            for number, place in small.items():
+                if described[number][0] == rank:
+                    raw = np.asarray(values[number]).reshape(-1)
+                    vector[place] = np.ascontiguousarray(raw).view(np.uint8)
+        first = self.mesh.local_ranks[0]
+        rows = [np.asarray(row) for row in self.gather(vectors, width, np.uint8)[first]]
+        where, arrays = self.mesh.ranks[first].replicated, {}
+        for number, (owner, aval) in sorted(described.items()):
+            if number in small:
+                value = rows[owner][small[number]].view(aval.dtype).reshape(aval.shape)
+                arrays[number] = jax.device_put(value, where)
+            else:
+                arrays[number] = self.from_owner(values.get(number), owner, aval)
+        return [row[: len(header)].tobytes() for row in rows], arrays
+
     def _bounded(self, work: Callable[[], Any]) -> Any:
         """Returns what `work` returns; a peer that never joins it is an error in time."""
         answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        woken: list[Exception] = []
 
         def attempt() -> None:
             try:
@@ -68,25 +111,30 @@ class Share:
             except Exception as error:
                 answer.put((None, error))
 
-        threading.Thread(target=attempt, name="octopipe gather", daemon=True).start()
+        def wake(error: Exception) -> None:
+            answer.put((None, error))
+            woken.append(error)
+
         mine = ", ".join(map(str, self.mesh.local_ranks))
-        try:
-            found, error = answer.get(timeout=self.timeout_s)
-        except queue.Empty:
-            raise ExecutionError(
-                f"rank {mine} waited {self.timeout_s:g} s at the end of the step for the other "
-                f"ranks' results: a process has stopped, or is slower than that. Raise timeout_s "
-                f"if a step may take so long"
-            ) from None
+        text = (
+            f"rank {mine} waited {self.timeout_s:g} s at the end of the step for the other ranks' "
+            f"results: a process has stopped, or is slower than that. Raise timeout_s if a step "
+            f"may take so long"
+        )
+        with wait(text, self.timeout_s, wake):
+            threading.Thread(target=attempt, name="octopipe gather", daemon=True).start()
+            found, error = answer.get()
+        if error is not None and error in woken:
+            raise error
         if error is not None:
-            raise ExecutionError(
+            raise PeerError(
                 f"rank {mine}: gathering the step's results broke off; the process of another "
                 f"rank has probably ended: see what it printed last. "
                 f"({str(error).splitlines()[0]})"
             ) from error
         return found
 
-    def _brought(self, vector: jax.Array | None, rank: int, width: int, dtype: Any) -> jax.Array:
+    def _brought(self, vector: Any, rank: int, width: int, dtype: Any) -> jax.Array:
         where = self.mesh.ranks[rank].replicated
         return jax.device_put(np.zeros(width, dtype) if vector is None else vector, where)
 

@@ -5,21 +5,29 @@ Nothing here imports JAX, so reading, checking and simulating plans stays fast.
 
 from octojax.ir.action import Action, Item, Kind, Overlap, parse_action, parse_item
 from octojax.ir.graph import Layer, LayerGraph
-from octojax.ir.partition import Partition
+from octojax.ir.lowered import Instruction, LoweredPlan, Receive, Run, Send
+from octojax.ir.partition import Partition, uniform_partition
 from octojax.ir.placement import Placement
 from octojax.ir.plan import Plan
 from octojax.ir.profile import LayerCost, Machine, Profile
 from octojax.ir.schedule import Schedule
-from octojax.ir.timeline import ActionSpan, RankSummary, Timeline, TransferSpan
+from octojax.ir.timeline import ActionSpan, Cause, Gap, RankSummary, Timeline, TransferSpan
+from octojax.ir.transfer import Cargo, Transfer
+from octojax.ir.wiring import Unit, Wiring
 
 __all__ = [
     "Action",
     "ActionSpan",
+    "Cargo",
+    "Cause",
+    "Gap",
+    "Instruction",
     "Item",
     "Kind",
     "Layer",
     "LayerCost",
     "LayerGraph",
+    "LoweredPlan",
     "Machine",
     "Overlap",
     "Partition",
@@ -27,9 +35,16 @@ __all__ = [
     "Plan",
     "Profile",
     "RankSummary",
+    "Receive",
+    "Run",
     "Schedule",
+    "Send",
     "Timeline",
+    "Transfer",
     "TransferSpan",
+    "Unit",
+    "Wiring",
     "parse_action",
     "parse_item",
+    "uniform_partition",
 ]

@@ -1,40 +1,18 @@
 """Which values cross ranks, and a table with its sends and receives spelled out."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from octojax.errors import ScheduleError
 from octojax.ir.action import Action, Item, Kind, Overlap
 from octojax.ir.schedule import Schedule
+from octojax.ir.transfer import Cargo, Transfer, counterpart, sends
+from octojax.ir.wiring import Wiring
 
 _BACKWARD = (Kind.BACKWARD, Kind.INPUT_GRAD)
 
-
-@dataclass(frozen=True, slots=True, order=True)
-class Transfer:
-    """One value that crosses ranks: stage `stage` on `source` sends, its neighbour receives.
-
-    `kind` is "F" (the output, for stage + 1) or "B" (the input gradient, for stage - 1).
-    """
-
-    source: int
-    target: int
-    stage: int
-    kind: str
-    microbatch: int
-
-    def __str__(self) -> str:
-        return str(self.send)
-
-    @property
-    def send(self) -> Action:
-        """`3SEND_F2` for the output of stage 3."""
-        return Action(self.stage, Kind(f"SEND_{self.kind}"), self.microbatch)
-
-    @property
-    def receive(self) -> Action:
-        """`4RECV_F2` for the output of stage 3: it names the receiving stage."""
-        step = 1 if self.kind == "F" else -1
-        return Action(self.stage + step, Kind(f"RECV_{self.kind}"), self.microbatch)
+Value = tuple[str, int, int]
+"""`("F", stage, microbatch)`: the stage's output. `("B", ...)`: the gradient of its input."""
 
 
 def actions_of(item: Item) -> tuple[Action, ...]:
@@ -42,95 +20,121 @@ def actions_of(item: Item) -> tuple[Action, ...]:
     return item.actions if isinstance(item, Overlap) else (item,)
 
 
-def counterpart(action: Action) -> Action:
-    """Returns the receive of a send, or the send of a receive."""
-    forward = action.kind in (Kind.SEND_FORWARD, Kind.RECV_FORWARD)
-    sends = action.kind in (Kind.SEND_FORWARD, Kind.SEND_BACKWARD)
-    step = 1 if forward == sends else -1
-    kind = Kind(("RECV_" if sends else "SEND_") + ("F" if forward else "B"))
-    return Action(action.stage + step, kind, action.microbatch)
+def makes(action: Action) -> Value | None:
+    """Returns the value that an action leaves behind for others, if any."""
+    if action.kind is Kind.FORWARD:
+        return ("F", action.stage, action.microbatch)
+    if action.kind in _BACKWARD:
+        return ("B", action.stage, action.microbatch)
+    return None
 
 
-def owners(schedule: Schedule) -> dict[tuple[str, int, int], int]:
-    """Returns the rank that runs ("F", stage, microbatch), and ("B", ...) for its B or I."""
-    found: dict[tuple[str, int, int], int] = {}
-    for rank, _, action in schedule.actions():
+class Needs(NamedTuple):
+    """What must be there before a unit runs, what it makes, and what leaves its rank then."""
+
+    reads: tuple[Value, ...]
+    makes: tuple[Value, ...]
+    leaving: tuple[Transfer, ...]
+
+
+@dataclass(frozen=True)
+class Crossings:
+    """The values of a schedule, by the actions that make and take them.
+
+    `bring[action]` is the transfer that brings what an action takes from another rank,
+    `take[action]` the one that takes away what it makes. `maker[value]` is `(rank, action)`.
+    """
+
+    wiring: Wiring
+    maker: dict[Value, tuple[int, Action]]
+    bring: dict[Action, Transfer]
+    take: dict[Action, Transfer]
+
+    @classmethod
+    def of(cls, schedule: Schedule, wiring: Wiring | None = None) -> "Crossings":
+        wiring = wiring or Wiring.chain(schedule.num_stages)
+        maker: dict[Value, tuple[int, Action]] = {}
+        for rank, _, action in schedule.actions():
+            value = makes(action)
+            if value is not None:
+                maker[value] = (rank, action)
+        found = cls(wiring, maker, {}, {})
+        for rank, _, action in schedule.actions():
+            value = found.takes(action)
+            if value is None or value not in maker:
+                continue
+            source, making = maker[value]
+            if source != rank:
+                transfer = Transfer(source, rank, Cargo(value[0]), value[1], value[2])
+                found.bring[action] = found.take[making] = transfer
+        return found
+
+    def needs(self, actions: tuple[Action, ...], together: bool) -> "Needs":
+        """Returns what a unit of actions needs and leaves behind.
+
+        Of those that run `together`, as an overlapped pair, none feeds another.
+        """
+        made: list[Value] = []
+        read: list[Value] = []
+        for action in actions:
+            read += [v for v in self.reads(action) if together or v not in made]
+            value = makes(action)
+            made += [] if value is None else [value]
+        leaving = [self.take[action] for action in actions if action in self.take]
+        return Needs(tuple(read), tuple(made), tuple(leaving))
+
+    def takes(self, action: Action) -> Value | None:
+        """Returns the value of a neighbouring stage that an action is the first to read."""
+        stage, microbatch = action.stage, action.microbatch
         if action.kind is Kind.FORWARD:
-            found["F", action.stage, action.microbatch] = rank
-        elif action.kind in _BACKWARD:
-            found["B", action.stage, action.microbatch] = rank
-    return found
+            kind, stage = Cargo.OUTPUT, stage - 1
+        elif action.kind in _BACKWARD or (action.kind is Kind.WEIGHT_GRAD and self._alone(action)):
+            kind, stage = Cargo.GRADIENT, stage + 1
+        else:
+            return None
+        return (kind, stage, microbatch) if self.wiring.carries(kind, stage) else None
+
+    def reads(self, action: Action) -> tuple[Value, ...]:
+        """Returns the values that must be on the action's rank before it can run."""
+        stage, microbatch = action.stage, action.microbatch
+        if action.kind is Kind.WEIGHT_GRAD and not self._alone(action):
+            return (("B", stage, microbatch),)
+        taken = self.takes(action)
+        own: tuple[Value, ...] = ()
+        if action.kind.computes and action.kind is not Kind.FORWARD:
+            own = (("F", stage, microbatch),)
+        return own if taken is None else (*own, taken)
+
+    def _alone(self, weight: Action) -> bool:
+        """Whether a W has no I before it: the stage's I has nothing to compute."""
+        return ("B", weight.stage, weight.microbatch) not in self.maker
 
 
-def received(action: Action, rank: int, owner: dict[tuple[str, int, int], int]) -> Transfer | None:
-    """Returns the transfer that brings the input of an action on `rank`, if one does."""
-    if action.kind is Kind.FORWARD:
-        kind, stage = "F", action.stage - 1
-    elif action.kind in _BACKWARD:
-        kind, stage = "B", action.stage + 1
-    else:
-        return None
-    source = owner.get((kind, stage, action.microbatch), rank)
-    if source == rank:
-        return None
-    return Transfer(source, rank, stage, kind, action.microbatch)
+def as_transfer(action: Action, crossings: Crossings) -> Transfer:
+    """Returns the transfer of a SEND or RECV. Raises `ScheduleError` if no value needs it."""
+    send = action if sends(action) else counterpart(action)
+    kind = Cargo(send.kind.value[-1])
+    source = crossings.maker.get((kind, send.stage, send.microbatch))
+    transfer = None if source is None else crossings.take.get(source[1])
+    if transfer is None:
+        raise ScheduleError(f"{action} moves a value that does not cross ranks")
+    return transfer
 
 
-def sent(action: Action, rank: int, owner: dict[tuple[str, int, int], int]) -> Transfer | None:
-    """Returns the transfer that takes away the output of an action on `rank`, if one does."""
-    if action.kind is Kind.FORWARD:
-        kind, stage = "F", action.stage + 1
-    elif action.kind in _BACKWARD:
-        kind, stage = "B", action.stage - 1
-    else:
-        return None
-    target = owner.get((kind, stage, action.microbatch), rank)
-    if target == rank:
-        return None
-    return Transfer(rank, target, action.stage, kind, action.microbatch)
-
-
-def transfers_of(schedule: Schedule) -> tuple[Transfer, ...]:
+def transfers_of(schedule: Schedule, wiring: Wiring | None = None) -> tuple[Transfer, ...]:
     """Returns every value that crosses ranks, in the senders' program order, rank by rank."""
-    owner = owners(schedule)
-    found = (sent(action, rank, owner) for rank, _, action in schedule.actions())
-    return tuple(t for t in found if t is not None)
+    crossings = Crossings.of(without_transfers(schedule), wiring)
+    return tuple(
+        crossings.take[action] for _, _, action in schedule.actions() if action in crossings.take
+    )
 
 
 def without_transfers(schedule: Schedule) -> Schedule:
     """Returns the computing actions of a lowered table alone, in their order."""
-    return Schedule(
-        tuple(
-            tuple(x for x in rank if isinstance(x, Overlap) or x.kind.computes)
-            for rank in schedule.ranks
-        )
-    )
 
+    def computes(item: Item) -> bool:
+        return isinstance(item, Overlap) or item.kind.computes
 
-def lower_naively(schedule: Schedule) -> Schedule:
-    """Returns the table with every receive just before its use and every send just after.
-
-    The paper's Fig. 4(a). Under blocking rendezvous this deadlocks for nearly every schedule
-    but GPipe; `passes.ReorderComm` repairs it.
-    """
-    bare = without_transfers(schedule)
-    owner = owners(bare)
-    return Schedule(
-        tuple(tuple(_around(items, rank, owner)) for rank, items in enumerate(bare.ranks))
-    )
-
-
-def _around(
-    items: tuple[Item, ...], rank: int, owner: dict[tuple[str, int, int], int]
-) -> Iterator[Item]:
-    for item in items:
-        pair = actions_of(item)
-        for action in pair:
-            transfer = received(action, rank, owner)
-            if transfer is not None:
-                yield transfer.receive
-        yield item
-        for action in pair:
-            transfer = sent(action, rank, owner)
-            if transfer is not None:
-                yield transfer.send
+    if all(computes(item) for row in schedule.ranks for item in row):
+        return schedule
+    return Schedule(tuple(tuple(filter(computes, row)) for row in schedule.ranks))

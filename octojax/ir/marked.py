@@ -1,8 +1,6 @@
 """A schedule table drawn as text with some of its cells marked."""
 
-from collections.abc import Iterable
-
-from octojax.ir.schedule import Schedule
+from collections.abc import Iterable, Sequence
 
 Place = tuple[int, int]
 """`(rank, position)` of a cell."""
@@ -12,28 +10,29 @@ _AROUND = 3  # rows shown before and after a mark in longer ones
 _MOST_RANKS = 8  # columns, else the marked ranks and as many others as fit
 
 
-def mark(schedule: Schedule, places: Iterable[Place]) -> str:
+def mark(rows: Sequence[Sequence[object]], places: Iterable[Place]) -> str:
     """Returns the table, ranks as columns and positions as rows, with `places` marked.
 
-    Long tables show the rows around the marks only, wide ones the marked ranks first.
+    `rows[r][i]` is what rank r has at position i. Long tables show the rows around the marks
+    only, wide ones the marked ranks first.
 
                  rank 0   rank 1
             6    0F3      1F2
             7    0F4      3B0      <-- rank 1
     """
     marks = sorted(set(places), key=lambda place: place[::-1])
-    ranks = _columns(schedule.num_ranks, [rank for rank, _ in marks])
-    length = max((len(schedule.ranks[r]) for r in ranks), default=0)
-    rows = _rows(length, [position for _, position in marks])
-    cells = [[str(x) for x in schedule.ranks[r]] for r in ranks]
+    ranks = _columns(len(rows), [rank for rank, _ in marks])
+    length = max((len(rows[r]) for r in ranks), default=0)
+    shown = _shown(length, [position for _, position in marks])
+    cells = [[str(x) for x in rows[r]] for r in ranks]
     widths = [
-        max([len(f"rank {r}")] + [len(column[i]) for i in rows if i < len(column)]) + 2
+        max([len(f"rank {r}")] + [len(column[i]) for i in shown if i < len(column)]) + 2
         for r, column in zip(ranks, cells, strict=True)
     ]
     head = "".join(f"rank {r}".ljust(w) for r, w in zip(ranks, widths, strict=True))
     lines = [" " * 8 + head.rstrip()]
     before = -1
-    for i in rows:
+    for i in shown:
         if i != before + 1:
             lines.append("     ...")
         before = i
@@ -57,7 +56,7 @@ def _columns(num_ranks: int, marked: list[int]) -> list[int]:
     return sorted(first + rest[: _MOST_RANKS - len(first)])
 
 
-def _rows(length: int, marked: list[int]) -> list[int]:
+def _shown(length: int, marked: list[int]) -> list[int]:
     if length <= _WHOLE:
         return list(range(length))
     if not marked:

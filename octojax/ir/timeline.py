@@ -1,5 +1,7 @@
 """What happened, or would happen, when: the one record for simulated and measured runs."""
 
+import enum
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,11 +42,40 @@ class TransferSpan:
         return f"{self.stage}SEND_{self.kind}{self.microbatch}"
 
 
+class Cause(enum.StrEnum):
+    """What an idle rank waits for."""
+
+    COMPUTATION = "computation"  # of another rank, which has not made the value yet
+    TRANSFER = "transfer"  # the value is made and has not arrived, or the other side has not come
+    HOST = "host"  # nothing: the value is there, and the host has not launched the action yet
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """An idle time of a rank, and what it waited for.
+
+    `on` names the action (`2F3`) or transfer (`2SEND_F3`) that it waited for, and `peer` the
+    rank that computes or sends it; `before` is the item that ran afterwards ("": the rank had no
+    more to do). `boundary`: before the rank's first item, or after its last.
+    """
+
+    rank: int
+    start_s: float
+    end_s: float
+    cause: Cause
+    on: str
+    peer: int
+    before: str
+    boundary: bool
+
+
 @dataclass(frozen=True, slots=True)
 class RankSummary:
     """One rank's account. `busy_s + bubble_s` is the makespan.
 
-    Boundary bubbles lie before the first and after the last action, residual ones between.
+    Boundary bubbles lie before the first and after the last action, residual ones between:
+    `residual_bubble_s` is `computation_wait_s`, for another rank to compute, and
+    `transfer_wait_s`, for a transfer (and in a measured step some time of the host).
     `peak_microbatches` counts live (stage, microbatch) activations from F's start, freed when
     the input gradient (I or B) is done, `peak_microbatches_until_weight` when W or B is.
     """
@@ -56,6 +87,8 @@ class RankSummary:
     peak_microbatches: int
     peak_bytes: float
     peak_microbatches_until_weight: int = 0
+    computation_wait_s: float = 0.0
+    transfer_wait_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -68,6 +101,8 @@ class Timeline:
     ranks: tuple[RankSummary, ...]
     memory: tuple[tuple[tuple[float, float], ...], ...] = ()
     """Per rank, `(time_s, bytes)` after each change; empty where it was not traced."""
+    gaps: tuple[Gap, ...] = ()
+    """Every idle time of every rank, by what it waited for."""
 
     @property
     def overlapped(self) -> int:
@@ -87,6 +122,15 @@ class Timeline:
         total = self.makespan_s * len(self.ranks)
         return sum(r.bubble_s for r in self.ranks) / total if total else 0.0
 
+    @property
+    def stalls_s(self) -> dict[tuple[int, str], float]:
+        """How long each rank waited for each transfer between its actions, the longest first."""
+        found: dict[tuple[int, str], float] = defaultdict(float)
+        for gap in self.gaps:
+            if gap.cause is Cause.TRANSFER and not gap.boundary:
+                found[gap.rank, gap.on] += gap.end_s - gap.start_s
+        return dict(sorted(found.items(), key=lambda stall: -stall[1]))
+
     def to_json(self) -> dict[str, Any]:
         """The shape `octopipe simulate --json` prints."""
         fields = RankSummary.__dataclass_fields__
@@ -98,5 +142,9 @@ class Timeline:
                 "overlapped": self.overlapped,
                 "overlap_s": sum(t.overlap_s for t in self.transfers),
                 "sender_overlapped": self.sender_overlapped,
+                "stalls": [
+                    {"rank": rank, "transfer": name, "stall_s": seconds}
+                    for (rank, name), seconds in self.stalls_s.items()
+                ],
             },
         }

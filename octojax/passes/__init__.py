@@ -1,17 +1,25 @@
-"""Rewrites of plans: each is a frozen record of options whose call is `Plan -> Plan`."""
+"""From a plan to what every rank executes: each pass is a frozen record of options, and callable.
 
-from octojax.passes.lower_transfers import LowerTransfers
+`lowered(plan)` runs a pipeline of them; `octojax.passes.pipeline` says how they go together.
+"""
+
+from octojax.passes.join_actions import JoinActions
 from octojax.passes.merge_backward import MergeBackward
+from octojax.passes.pipeline import Pipeline, lowered
+from octojax.passes.place_exchanges import PlaceExchanges
+from octojax.passes.place_transfers import PlaceTransfers
 from octojax.passes.recompute import Recompute
-from octojax.passes.reorder_comm import ReorderComm, Reordered, transfer_order
+from octojax.passes.reorder_comm import ReorderComm
 from octojax.passes.split_backward import SplitBackward
 
 __all__ = [
-    "LowerTransfers",
+    "JoinActions",
     "MergeBackward",
+    "Pipeline",
+    "PlaceExchanges",
+    "PlaceTransfers",
     "Recompute",
     "ReorderComm",
-    "Reordered",
     "SplitBackward",
-    "transfer_order",
+    "lowered",
 ]

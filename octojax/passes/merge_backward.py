@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import ClassVar
 
 from octojax.ir import Action, Item, Kind, Schedule
 from octojax.passes.rewriting import PlanOrSchedule, rewritten
@@ -21,6 +22,7 @@ class MergeBackward:
     `W` moves up to its `I`.
     """
 
+    name: ClassVar[str] = "merge"
     only_adjacent: bool = True
 
     def __call__(self, plan: PlanOrSchedule) -> PlanOrSchedule:

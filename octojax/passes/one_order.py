@@ -4,25 +4,42 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Literal
 
-from octojax.ir import Item, Machine, Plan, Profile, Schedule
-from octojax.ir.lowering import Transfer, actions_of, without_transfers
-from octojax.ir.progress import Progress, Value, makes
+from octojax.ir import LoweredPlan, Machine, Profile, Run, Transfer
+from octojax.ir.lowering import Value, makes
+from octojax.ir.walk import Mode
 from octojax.simulate.costs import StageCosts
-from octojax.simulate.simulator import costs_of, simulate
+from octojax.simulate.oracle import Meaning
+from octojax.simulate.simulator import costs_of
+
+
+def meaning_of(
+    plan: LoweredPlan,
+    costs: StageCosts | Profile | None,
+    machine: Machine | None,
+    unknown_s: float = 0.01,
+) -> Meaning:
+    """Returns what a plan costs. By default every action takes one, a transfer `unknown_s`."""
+    if costs is None:
+        costs = StageCosts.unit(plan.num_stages)
+        machine = machine or Machine(latency_s=unknown_s)
+    elif isinstance(costs, Profile):
+        machine = machine or costs.machine
+    return Meaning(plan, costs_of(plan, costs), machine)
 
 
 @dataclass(frozen=True)
 class OneOrder:
-    """The cells of a table sorted by their simulated start, and their transfers.
+    """The units of a table sorted by their simulated start or end, and their transfers.
 
-    Position i of every tuple is the i-th cell of the order. The order is a linear extension of
-    the dependencies: a cell starts after those it needs have ended, and among cells that start
-    at one instant (some take no time) the order of a run without clocks decides.
+    Position i of every tuple is the i-th unit of the order. The order is a linear extension of
+    the dependencies: a unit starts after those it needs have ended, and among units of one
+    instant (some take no time) the order of a run without clocks decides.
     """
 
-    schedule: Schedule
-    items: tuple[Item, ...]
+    plan: LoweredPlan
+    units: tuple[Run, ...]
     start_s: tuple[float, ...]
     end_s: tuple[float, ...]
     rank_of: tuple[int, ...]
@@ -30,81 +47,70 @@ class OneOrder:
     duration_s: dict[Transfer, float]
 
     @classmethod
-    def of(
-        cls,
-        plan: Plan | Schedule,
-        costs: StageCosts | Profile | None = None,
-        machine: Machine | None = None,
-    ) -> "OneOrder":
-        """Returns the order of a plan or schedule; its own transfers, if any, are dropped.
-
-        Without costs every action costs one and a transfer a hundredth. Raises what
-        `simulate` raises.
-        """
-        rows = without_transfers(plan.schedule if isinstance(plan, Plan) else plan)
-        if costs is None:
-            costs = StageCosts.unit(plan.num_stages)
-            machine = machine or Machine(latency_s=0.01)
-        elif isinstance(costs, Profile):
-            machine = machine or costs.machine
-            costs = costs_of(plan, costs)
-        bare = plan.with_schedule(rows) if isinstance(plan, Plan) else rows
-        timeline = simulate(bare, costs, machine)
-        turn = {cell: n for n, cell in enumerate(Progress(rows, rendezvous=False).order)}
-        cells = [(r, p) for r, row in enumerate(rows.ranks) for p in range(len(row))]
-        spans = [
-            span
-            for _, _, span in sorted(
-                (span.start_s, turn[cell], span)
-                for cell, span in zip(cells, timeline.actions, strict=True)
-            )
-        ]
-        moves = {
-            Transfer(t.source, t.target, t.stage, t.kind, t.microbatch): t.end_s - t.start_s
-            for t in timeline.transfers
-        }
+    def of(cls, meaning: Meaning, by: Literal["start", "end"]) -> "OneOrder":
+        """Returns the order of a valid plan; its own transfers do not matter."""
+        plan = meaning.plan.without_transfers()
+        walk = Meaning(plan, meaning.costs, meaning.machine, meaning.seconds).walk(Mode.FREE)
+        turn = {cell: n for n, cell in enumerate(walk.order)}
+        column = 0 if by == "start" else 1
+        cells = sorted(
+            (span[column], turn[rank, position], rank, position)
+            for rank, row in enumerate(walk.units)
+            for position, span in enumerate(row)
+        )
+        spans = [walk.units[rank][position] for _, _, rank, position in cells]
+        units = [plan.ranks[rank][position] for _, _, rank, position in cells]
         return cls(
-            rows,
-            tuple(span.item for span in spans),
-            tuple(span.start_s for span in spans),
-            tuple(span.end_s for span in spans),
-            tuple(span.rank for span in spans),
-            tuple(moves),
-            moves,
+            plan,
+            tuple(x for x in units if isinstance(x, Run)),
+            tuple(start for start, _ in spans),
+            tuple(end for _, end in spans),
+            tuple(rank for _, _, rank, _ in cells),
+            tuple(walk.moves),
+            {transfer: end - start for transfer, (start, end) in walk.moves.items()},
         )
 
     @cached_property
     def maker(self) -> dict[Value, int]:
-        """The cell that makes each value."""
+        """The unit that makes each value."""
         return {
             value: index
-            for index, item in enumerate(self.items)
-            for action in actions_of(item)
+            for index, run in enumerate(self.units)
+            for action in run.actions
             if (value := makes(action)) is not None
         }
 
+    @cached_property
+    def _taker(self) -> dict[Transfer, int]:
+        bring = self.plan.crossings.bring
+        taken: dict[Transfer, int] = {}
+        for index, run in enumerate(self.units):
+            for action in run.actions:
+                if action in bring:
+                    taken.setdefault(bring[action], index)
+        return taken
+
     def producer(self, transfer: Transfer) -> int:
-        return self.maker[transfer.kind, transfer.stage, transfer.microbatch]
+        return self.maker[transfer.value]
 
     def consumer(self, transfer: Transfer) -> int:
-        stage = transfer.stage + (1 if transfer.kind == "F" else -1)
-        return self.maker[transfer.kind, stage, transfer.microbatch]
+        return self._taker[transfer]
 
     @cached_property
     def cells(self) -> tuple[list[int], ...]:
-        """Per rank, its cells, ascending."""
-        found: tuple[list[int], ...] = tuple([] for _ in self.schedule.ranks)
+        """Per rank, its units, ascending."""
+        of_rank: tuple[list[int], ...] = tuple([] for _ in self.plan.ranks)
         for index, rank in enumerate(self.rank_of):
-            found[rank].append(index)
-        return found
+            of_rank[rank].append(index)
+        return of_rank
 
     def last_until(self, rank: int, slot: int) -> int | None:
-        """Returns a rank's last cell not after `slot`, if it has one."""
+        """Returns a rank's last unit not after `slot`, if it has one."""
         at = bisect_right(self.cells[rank], slot)
         return self.cells[rank][at - 1] if at else None
 
     def first_after(self, rank: int, slot: int) -> int | None:
-        """Returns a rank's first cell after `slot`, if it has one."""
+        """Returns a rank's first unit after `slot`, if it has one."""
         at = bisect_right(self.cells[rank], slot)
         return self.cells[rank][at] if at < len(self.cells[rank]) else None
 

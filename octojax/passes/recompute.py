@@ -6,15 +6,17 @@ a gradient anyway, drop what gains nothing, and let forwards use the memory that
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib import import_module
 from itertools import zip_longest
+from types import ModuleType
+from typing import ClassVar
 
 import numpy as np
 
-from octojax.errors import PlanError
+from octojax.errors import PlanError, ScheduleError
 from octojax.ir import Action, Item, Kind, Machine, Plan, Profile, Schedule
 from octojax.ir.lowering import actions_of
 from octojax.simulate.costs import StageCosts
-from octojax.simulate.evaluation import evaluate, trace
 from octojax.simulate.links import Links
 from octojax.simulate.simulator import costs_of
 from octojax.simulate.table import Table
@@ -42,6 +44,7 @@ class Recompute:
     every action costs one, and a stage keeps eight times its input.
     """
 
+    name: ClassVar[str] = "recompute"
     stages: tuple[int, ...] | None = None
     costs: StageCosts | Profile | None = None
     machine: Machine | None = None
@@ -51,12 +54,17 @@ class Recompute:
 
     def __call__(self, plan: Plan) -> Plan:
         flags = self._flags(plan)
+        if plan.schedule.has_transfers:
+            raise ScheduleError(
+                "recompute needs a table without SEND and RECV, since it moves actions: place "
+                "transfers afterwards (recompute,transfers,reorder)"
+            )
         costs = costs_of(plan, self.costs) if self.costs is not None else _default(plan)
         machine = self.machine
         if machine is None and isinstance(self.costs, Profile):
             machine = self.costs.machine
         links = Links.of(machine, plan.num_ranks)
-        limit = evaluate(Table.of(plan), costs, links).peak_bytes
+        limit = _compiled().evaluate(Table.of(plan), costs, links).peak_bytes
         rows = tuple(tuple(_inserted(row, flags)) for row in plan.schedule.ranks)
         judge = _Judge(plan, replace(costs, recompute=np.array(flags)), links, limit)
         moves = (_earlier_recompute,) * self.overlap + (_earlier_forward,) * self.prepose
@@ -75,6 +83,11 @@ class Recompute:
         if self.drop_redundant:
             chosen -= _redundant(plan.schedule)
         return tuple(s in chosen or before for s, before in enumerate(plan.recomputes))
+
+
+def _compiled() -> ModuleType:
+    """The compiled simulator, which takes a moment to load."""
+    return import_module("octojax.simulate.evaluation")
 
 
 def _default(plan: Plan) -> StageCosts:
@@ -123,14 +136,16 @@ class _Judge:
         leaves more room for further moves.
         """
         table = self.table(rows)
-        result = evaluate(table, self.costs, self.links)
+        result = _compiled().evaluate(table, self.costs, self.links)
         if result.done < len(table.items) or bool((result.peak_bytes > self.limit).any()):
             return np.inf, np.inf
-        return result.makespan_s, float(trace(table, self.costs, self.links).end_s.sum())
+        return result.makespan_s, float(
+            _compiled().trace(table, self.costs, self.links).end_s.sum()
+        )
 
     def bubbles(self, rows: Rows) -> list[tuple[int, int]]:
         """Returns the cells (rank, position) that wait, in the order of time."""
-        times = trace(self.table(rows), self.costs, self.links)
+        times = _compiled().trace(self.table(rows), self.costs, self.links)
         found, index = [], 0
         for rank, row in enumerate(rows):
             end = 0.0

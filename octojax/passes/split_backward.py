@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from octojax.ir import Action, Item, Kind, Schedule
 from octojax.passes.rewriting import PlanOrSchedule, rewritten
@@ -17,6 +18,8 @@ class SplitBackward:
     Needs nothing, and keeps every order there was. A `B` inside an overlapped pair stays: the
     pair is one unit.
     """
+
+    name: ClassVar[str] = "split"
 
     def __call__(self, plan: PlanOrSchedule) -> PlanOrSchedule:
         return rewritten(plan, _split)

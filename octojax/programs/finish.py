@@ -10,6 +10,8 @@ Results join by what they are:
     booleans                              all
 """
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,9 +54,9 @@ def sum_gradients(sums: Sequence[Any], dtype: Any, *, stacked: bool) -> Any:
 
     Over a stacked axis (the data axis of the mesh) this is the step's only reduction.
     """
-    total = sum(s.sum(axis=0) if stacked else s for s in sums)
-    return jnp.asarray(total).astype(dtype)
+    total = functools.reduce(operator.add, [s.sum(axis=0) if stacked else s for s in sums])
+    return total if total.dtype == dtype else total.astype(dtype)
 
 
 def zeros(shapes: Sequence[jax.ShapeDtypeStruct]) -> tuple[jax.Array, ...]:
-    return tuple(jnp.zeros(s.shape, s.dtype) for s in shapes)
+    return tuple(jax.lax.full(s.shape, 0, s.dtype) for s in shapes)

@@ -9,12 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from octojax.errors import FormatError
-from octojax.ir import ActionSpan, Overlap, RankSummary, Timeline, TransferSpan, parse_item
+from octojax.ir import (
+    ActionSpan,
+    Cause,
+    Gap,
+    Overlap,
+    RankSummary,
+    Timeline,
+    TransferSpan,
+    parse_item,
+)
 from octojax.ir.files import read_json
 from octojax.report.panel import LIGHT, Panel
 
 VERSION = 1
 _TRANSFER = ("source", "target", "stage", "kind", "microbatch", "start_s", "end_s", "nbytes")
+_GAP = tuple(Gap.__dataclass_fields__)
 
 
 def to_json(timeline: Timeline) -> dict[str, Any]:
@@ -30,6 +40,7 @@ def to_json(timeline: Timeline) -> dict[str, Any]:
         "transfer_spans": [
             {name: getattr(t, name) for name in _TRANSFER + overlaps} for t in timeline.transfers
         ],
+        "gaps": [{name: getattr(g, name) for name in _GAP} for g in timeline.gaps],
         "memory": [[list(point) for point in rank] for rank in timeline.memory],
     }
 
@@ -59,6 +70,7 @@ def from_json(data: Any, name: str = "timeline") -> Timeline:
                 tuple((_seconds(t), _seconds(b)) for t, b in rank)
                 for rank in data.get("memory", ())
             ),
+            gaps=tuple(Gap(**{**x, "cause": Cause(x["cause"])}) for x in data.get("gaps", ())),
         )
         _check(timeline)
     except KeyError as error:
@@ -95,6 +107,10 @@ def _check(timeline: Timeline) -> None:
         times = (moved.start_s, moved.end_s, moved.nbytes, moved.overlap_s, moved.sender_overlap_s)
         for value in (moved.stage, moved.microbatch, *times):
             _seconds(value)
+    for gap in timeline.gaps:
+        _expect_ranks(f"gap before {gap.before or 'the end'}", ranks, gap.rank, gap.peer)
+        if not _seconds(gap.start_s) <= _seconds(gap.end_s):
+            raise ValueError(f"a gap of rank {gap.rank} ends at {gap.end_s} s, before its start")
 
 
 def _expect_ranks(where: str, ranks: int, *named: int) -> None:

@@ -15,8 +15,7 @@ import networkx as nx
 
 from octojax.errors import ScheduleError
 from octojax.ir import Item, Kind, Machine, Plan, Profile, Schedule
-from octojax.ir.lowering import actions_of, received, sent, without_transfers
-from octojax.ir.progress import makes, reads
+from octojax.ir.lowering import actions_of, makes, without_transfers
 from octojax.simulate.costs import StageCosts
 from octojax.simulate.oracle import Meaning
 from octojax.simulate.simulator import costs_of
@@ -74,7 +73,7 @@ def _add_actions(graph: nx.DiGraph, meaning: Meaning) -> None:
     for rank, row in enumerate(meaning.schedule.ranks):
         before: Item | None = None
         for item in row:
-            name, seconds = str(item), meaning.duration_s(rank, item)
+            name, seconds = str(item), meaning.duration_s(rank, actions_of(item))
             graph.add_node(name, kind="action", rank=rank, duration_s=seconds)
             graph.add_edge(name, END, delay_s=seconds, why="end")
             if before is not None:
@@ -92,7 +91,7 @@ def _add_data(graph: nx.DiGraph, meaning: Meaning) -> None:
                 value = makes(action)
                 if value is not None:
                     maker[value] = (rank, item)
-                transfer = sent(action, rank, meaning.owner)
+                transfer = meaning.crossings.take.get(action)
                 if transfer is None:
                     continue
                 latency, occupied = meaning.wire_s(transfer)
@@ -115,11 +114,11 @@ def _add_data(graph: nx.DiGraph, meaning: Meaning) -> None:
     for rank, row in enumerate(meaning.schedule.ranks):
         for item in row:
             for action in actions_of(item):
-                bring = received(action, rank, meaning.owner)
+                bring = meaning.crossings.bring.get(action)
                 if bring is not None:
                     delay = graph.nodes[str(bring)]["duration_s"]
                     graph.add_edge(str(bring), str(item), delay_s=delay, why="data")
-                for value in reads(action, meaning.last_stage):
+                for value in meaning.crossings.reads(action):
                     source, made = maker.get(value, (rank, item))
                     if source == rank and made is not item:
                         delay = graph.nodes[str(made)]["duration_s"]

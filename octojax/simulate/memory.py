@@ -11,14 +11,11 @@ streams that are sorted already, so the streams are merged. All changes at one i
 one: what is freed when something else is allocated is not counted beside it.
 """
 
-from itertools import pairwise
-
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from octojax.simulate.engine import (
-    BACKWARD,
     FORWARD,
     INPUT,
     INPUT_GRAD,
@@ -187,18 +184,3 @@ def merge(when, amount, bounds, static, record):
         used = last + 1
         traces[rank + 1] = used
     return peaks, times[:used], levels[:used], traces
-
-
-def live_peaks(items: Ints, rank_start: Ints) -> list[tuple[int, int]]:
-    """Returns per rank the most live (stage, microbatch)s: freed at B or I, and at B or W."""
-    kind, pair = items[:, 0], items[:, 3] >= 0
-    starts = kind == FORWARD
-    whole = (kind == BACKWARD) | pair
-    peaks = []
-    for low, high in pairwise(rank_start.tolist()):
-        found = []
-        for ends in (whole | (kind == INPUT_GRAD), whole | (kind == WEIGHT_GRAD)):
-            before = np.cumsum(starts[low:high]) - np.cumsum(ends[low:high]) + ends[low:high]
-            found.append(int(before.max(initial=0)))
-        peaks.append((found[0], found[1]))
-    return peaks

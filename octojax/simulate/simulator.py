@@ -3,14 +3,24 @@
 from collections.abc import Callable
 from typing import Literal, get_args
 
-from octojax.errors import PlanError
-from octojax.ir import Action, Machine, Plan, Profile, Schedule, Timeline
-from octojax.ir.lowering import lower_naively, without_transfers
-from octojax.ir.verify import verify
-from octojax.simulate.costs import StageCosts, uniform_partition
-from octojax.simulate.oracle import Meaning, run
-from octojax.simulate.rows import run_blocking, run_posted
-from octojax.simulate.timelines import Free, timeline_of
+from octojax.errors import PlanError, ScheduleError
+from octojax.ir import (
+    Action,
+    LoweredPlan,
+    Machine,
+    Plan,
+    Profile,
+    Schedule,
+    Timeline,
+    uniform_partition,
+)
+from octojax.ir.lowering import without_transfers
+from octojax.ir.naive import lower_naively
+from octojax.ir.verify import deliverable, verify
+from octojax.ir.walk import Mode as WalkMode
+from octojax.simulate.costs import StageCosts
+from octojax.simulate.oracle import Meaning
+from octojax.simulate.timelines import Free, simulated
 
 Mode = Literal["async", "blocking"]
 
@@ -18,7 +28,7 @@ _SMALL = 600  # cells up to which plain Python is quicker than loading the compi
 
 
 def simulate(
-    schedule: Schedule | Plan,
+    schedule: Schedule | Plan | LoweredPlan,
     costs: StageCosts | Profile,
     machine: Machine | None = None,
     mode: Mode = "async",
@@ -46,15 +56,22 @@ def simulate(
     if isinstance(costs, Profile) and machine is None:
         machine = costs.machine
     stage_costs = costs_of(schedule, costs)
+    if compiled and seconds is not None:
+        raise ValueError("the compiled simulator knows one time per stage and kind, not `seconds`")
+    if isinstance(schedule, LoweredPlan):
+        verify(schedule, delivers=False)
+        return _walked(schedule, stage_costs, machine, mode, free, seconds)
     rows = schedule.schedule if isinstance(schedule, Plan) else schedule
     plain = without_transfers(rows) if rows.has_transfers else rows
     verify(_replaced(schedule, plain), num_stages=stage_costs.num_stages)
-    lowered = mode == "blocking" or rows.has_transfers
-    if compiled and seconds is not None:
-        raise ValueError("the compiled simulator knows one time per stage and kind, not `seconds`")
+    if rows.has_transfers or mode == "blocking":
+        table = rows if rows.has_transfers else lower_naively(rows)
+        verify(table, delivers=False)
+        lowered = LoweredPlan.of(_replaced(schedule, table))
+        return _walked(lowered, stage_costs, machine, mode, free, seconds)
     if compiled is None:
         compiled = seconds is None and sum(map(len, plain.ranks)) > _SMALL
-    if compiled and not lowered:
+    if compiled:
         from octojax.simulate.compiled import compiled_timeline
         from octojax.simulate.links import Links
         from octojax.simulate.table import Table
@@ -63,21 +80,38 @@ def simulate(
         return compiled_timeline(
             table, stage_costs, Links.of(machine, table.num_ranks), plain, free
         )
-    meaning = Meaning(plain, stage_costs, machine, seconds)
-    if not lowered:
-        done = run(meaning)
-    elif mode == "blocking":
-        done = run_blocking(rows if rows.has_transfers else lower_naively(rows), meaning)
-    else:
-        done = run_posted(rows, meaning)
-    return timeline_of(meaning, done, schedule.placement, free)
+    meaning = Meaning(LoweredPlan.of(_replaced(schedule, plain)), stage_costs, machine, seconds)
+    return simulated(meaning, meaning.walk(WalkMode.FREE), schedule.placement, free)
+
+
+def _walked(
+    lowered: LoweredPlan,
+    costs: StageCosts,
+    machine: Machine | None,
+    mode: Mode,
+    free: Free,
+    seconds: Callable[[int, Action], float] | None,
+) -> Timeline:
+    """A table with its transfers spelled out, as it stands."""
+    meaning = Meaning(lowered, costs, machine, seconds)
+    walk = meaning.walk(WalkMode.RENDEZVOUS if mode == "blocking" else WalkMode.POSTED)
+    stuck = walk.stuck()
+    if stuck and mode == "blocking":
+        deliverable(lowered)
+    if stuck:
+        raise ScheduleError(
+            f"the lowered table deadlocks even with asynchronous transfers, stuck at "
+            f"{' '.join(str(x.item) for x in stuck)}. `octopipe check` shows what each rank waits "
+            f"for"
+        )
+    return simulated(meaning, walk, lowered.placement, free)
 
 
 def _replaced(schedule: Schedule | Plan, rows: Schedule) -> Schedule | Plan:
     return schedule.with_schedule(rows) if isinstance(schedule, Plan) else rows
 
 
-def costs_of(schedule: Schedule | Plan, costs: StageCosts | Profile) -> StageCosts:
+def costs_of(schedule: Schedule | Plan | LoweredPlan, costs: StageCosts | Profile) -> StageCosts:
     """Returns the costs per stage of a schedule or plan. See `simulate`."""
     if isinstance(costs, StageCosts):
         if costs.num_stages != schedule.num_stages:
@@ -86,6 +120,6 @@ def costs_of(schedule: Schedule | Plan, costs: StageCosts | Profile) -> StageCos
                 f"but the schedule runs {schedule.num_stages}"
             )
         return costs
-    if isinstance(schedule, Plan):
+    if not isinstance(schedule, Schedule):
         return StageCosts.of(costs, schedule.partition, schedule.recompute)
-    return StageCosts.of(costs, uniform_partition(costs.num_layers, schedule.num_stages))
+    return StageCosts.of(costs, uniform_partition(costs.kinds, schedule.num_stages))

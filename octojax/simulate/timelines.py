@@ -1,51 +1,104 @@
-"""From times in dictionaries to the record that people and reports read."""
+"""From times to the record that people and reports read: simulated and measured alike."""
 
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from octojax.ir import ActionSpan, Kind, Placement, RankSummary, Timeline, TransferSpan
-from octojax.ir.lowering import Transfer, transfers_of
-from octojax.simulate.oracle import Meaning, Run, held_bytes, peak_live
+from octojax.ir import (
+    ActionSpan,
+    Cause,
+    Gap,
+    Kind,
+    Placement,
+    RankSummary,
+    Schedule,
+    Timeline,
+    Transfer,
+    TransferSpan,
+)
+from octojax.ir.walk import Mode, Walk
+from octojax.simulate.oracle import Meaning, Times, held_bytes, peak_live, times_of
+from octojax.simulate.waits import gaps_of
 
 Free = Literal["backward", "weight"]
-Busy = list[list[tuple[float, float]]]
-"""Per rank, the `(start_s, end_s)` of its cells, ascending."""
+Memory = tuple[tuple[float, float], ...]
+"""`(time_s, bytes)` after each change."""
 
 
-def timeline_of(meaning: Meaning, done: Run, placement: Placement, free: Free) -> Timeline:
-    """Returns the record of a run. `placement` says which rank holds which stage's state."""
-    schedule = meaning.schedule
-    spans = tuple(
-        ActionSpan(rank, item, done.start[rank, position], done.end[rank, position])
-        for rank, row in enumerate(schedule.ranks)
-        for position, item in enumerate(row)
+class Move(NamedTuple):
+    """When a transfer ran, and how many bytes it moved."""
+
+    transfer: Transfer
+    start_s: float
+    end_s: float
+    nbytes: float
+
+
+def simulated(meaning: Meaning, walk: Walk, placement: Placement, free: Free) -> Timeline:
+    """Returns the record of a walk. `placement` says which rank holds which stage's state."""
+    spans = [ActionSpan(rank, *span) for rank, row in enumerate(walk.spans) for span in row]
+    times = times_of(walk)
+    traces = [memory_trace(meaning, times, placement, r) for r in range(len(walk.spans))]
+    take = meaning.crossings.take
+    moves = [
+        Move(take[action], *walk.moves[take[action]], meaning.size_bytes(take[action]))
+        for _, _, action in meaning.schedule.actions()
+        if action in take
+    ]
+    return timeline_of(
+        meaning.schedule,
+        spans,
+        moves,
+        tuple(map(tuple, traces)),
+        free,
+        blocking=walk.mode is Mode.RENDEZVOUS,
     )
-    traces = [memory_trace(meaning, done, placement, r) for r in range(schedule.num_ranks)]
-    peaks = [max(level for _, level in trace) for trace in traces]
+
+
+def timeline_of(
+    schedule: Schedule,
+    spans: Iterable[ActionSpan],
+    moves: Iterable[Move],
+    memory: tuple[Memory, ...] = (),
+    free: Free = "backward",
+    blocking: bool = False,
+) -> Timeline:
+    """Returns the record of a step: `spans` rank by rank in order, `moves` in any order.
+
+    `memory[r]` are rank r's `(time_s, bytes)`; its peak is the most of them, 0 if not traced.
+    """
+    actions = tuple(spans)
+    makespan = max((span.end_s for span in actions), default=0.0)
+    busy: list[list[tuple[float, float]]] = [[] for _ in schedule.ranks]
+    for span in actions:
+        busy[span.rank].append((span.start_s, span.end_s))
+    transfers = tuple(_span(move, busy) for move in moves)
+    gaps = gaps_of(actions, transfers, schedule.num_ranks, makespan, blocking)
+    peaks = [max(level for _, level in trace) for trace in memory] or [0.0] * schedule.num_ranks
     live = [
         (peak_live(schedule, r, Kind.INPUT_GRAD), peak_live(schedule, r, Kind.WEIGHT_GRAD))
         for r in range(schedule.num_ranks)
     ]
-    makespan = max(done.end.values(), default=0.0)
-    return Timeline(
-        makespan,
-        spans,
-        transfer_spans(meaning, done),
-        summaries(spans, makespan, live, peaks, free),
-        tuple(map(tuple, traces)),
+    by_rank: list[list[Gap]] = [[] for _ in schedule.ranks]
+    for gap in gaps:
+        by_rank[gap.rank].append(gap)
+    summaries = tuple(
+        _summary(own, makespan, counts, peak, mine, free)
+        for own, counts, peak, mine in zip(busy, live, peaks, by_rank, strict=True)
     )
+    return Timeline(makespan, actions, transfers, summaries, memory, gaps)
 
 
 def memory_trace(
-    meaning: Meaning, done: Run, placement: Placement, rank: int
+    meaning: Meaning, times: Times, placement: Placement, rank: int
 ) -> list[tuple[float, float]]:
     """Returns `(time_s, bytes)` after each change; all changes at one instant count as one."""
     held = placement.ranks[rank]
     level = float(sum(float(meaning.costs.state_bytes[stage]) for stage in held))
     changes: dict[float, float] = defaultdict(float)
-    for begin, end, size in held_bytes(meaning, done, rank):
+    for begin, end, size in held_bytes(meaning, times, rank):
         if begin < end:
             changes[begin] += size
             changes[end] -= size
@@ -60,37 +113,31 @@ def memory_trace(
     return trace
 
 
-def transfer_spans(meaning: Meaning, done: Run) -> tuple[TransferSpan, ...]:
-    """Returns the transfers, rank by rank in the sender's program order."""
-    busy: Busy = [
-        [(done.start[r, p], done.end[r, p]) for p in range(len(row))]
-        for r, row in enumerate(meaning.schedule.ranks)
-    ]
-    return tuple(_span(meaning, done, busy, t) for t in transfers_of(meaning.schedule))
-
-
-def _span(meaning: Meaning, done: Run, busy: Busy, transfer: Transfer) -> TransferSpan:
-    begin, stop = done.moves[transfer]
+def _span(move: Move, busy: Sequence[Sequence[tuple[float, float]]]) -> TransferSpan:
+    transfer, begin, stop, nbytes = move
     sender = _within(busy[transfer.source], begin, stop)
     receiver = _within(busy[transfer.target], begin, stop)
     both = sum(
         max(0.0, min(x[1], y[1], stop) - max(x[0], y[0], begin)) for x in sender for y in receiver
     )
+    alone = sum(max(0.0, min(b, stop) - max(a, begin)) for a, b in sender)
     return TransferSpan(
         transfer.source,
         transfer.target,
         transfer.stage,
-        transfer.kind,
+        str(transfer.kind),
         transfer.microbatch,
         begin,
         stop,
-        meaning.size_bytes(transfer),
+        nbytes,
         float(both),
-        float(sum(max(0.0, min(b, stop) - max(a, begin)) for a, b in sender)),
+        float(alone),
     )
 
 
-def _within(cells: list[tuple[float, float]], begin: float, stop: float) -> list:
+def _within(
+    cells: Sequence[tuple[float, float]], begin: float, stop: float
+) -> Sequence[tuple[float, float]]:
     first = bisect_right(cells, begin, key=lambda cell: cell[1])
     last = first
     while last < len(cells) and cells[last][0] < stop:
@@ -98,28 +145,30 @@ def _within(cells: list[tuple[float, float]], begin: float, stop: float) -> list
     return cells[first:last]
 
 
-def summaries(
-    spans: tuple[ActionSpan, ...],
-    makespan_s: float,
-    live: list[tuple[int, int]],
-    peaks: list[float],
-    free: Free,
-) -> tuple[RankSummary, ...]:
-    """Returns each rank's account. `live` counts until I and until W, `peaks` are bytes."""
-    by_rank: list[list[ActionSpan]] = [[] for _ in peaks]
-    for span in spans:
-        by_rank[span.rank].append(span)
-    return tuple(
-        _summary(own, makespan_s, counts, peak, free)
-        for own, counts, peak in zip(by_rank, live, peaks, strict=True)
-    )
-
-
 def _summary(
-    own: list[ActionSpan], makespan_s: float, live: tuple[int, int], peak: float, free: Free
+    own: Sequence[tuple[float, float]],
+    makespan_s: float,
+    live: tuple[int, int],
+    peak: float,
+    gaps: Sequence[Gap],
+    free: Free,
 ) -> RankSummary:
-    busy = float(sum(x.end_s - x.start_s for x in own))
+    busy = float(sum(end - start for start, end in own))
     bubble = makespan_s - busy
-    residual = float(sum(b.start_s - a.end_s for a, b in pairwise(own)))
-    boundary = own[0].start_s + (makespan_s - own[-1].end_s) if own else makespan_s
-    return RankSummary(busy, bubble, boundary, residual, live[free == "weight"], peak, live[1])
+    residual = float(sum(b[0] - a[1] for a, b in pairwise(own)))
+    boundary = own[0][0] + (makespan_s - own[-1][1]) if own else makespan_s
+    waited = {
+        cause: float(sum(g.end_s - g.start_s for g in gaps if g.cause is cause and not g.boundary))
+        for cause in Cause
+    }
+    return RankSummary(
+        busy,
+        bubble,
+        boundary,
+        residual,
+        live[free == "weight"],
+        peak,
+        live[1],
+        waited[Cause.COMPUTATION],
+        waited[Cause.TRANSFER],
+    )

@@ -29,6 +29,7 @@ from octojax.jaxprs.dataflow import (
 from octojax.jaxprs.partition_backward import partition_backward
 from octojax.jaxprs.split_loops import split_loops
 from octojax.jaxprs.trim_loops import trim_loops
+from octojax.stages.alike import likeness, renamed
 from octojax.stages.joint import Joint, trace_joint
 from octojax.stages.program import ForwardStage, Program, Ref, Role, Stage
 
@@ -60,6 +61,7 @@ def differentiate(
     stages: list[Stage] = []
     incoming: set[int] = set()
     silent: set[int] = set()
+    known: dict[tuple[object, ...], tuple[Program, Stage, set[Ref], set[Ref]]] = {}
     for forward, refs, again in zip(
         reversed(forwards), reversed(wanted), reversed(recompute), strict=True
     ):
@@ -75,10 +77,17 @@ def differentiate(
             for w in forward.forward.writes
             if w.role is Role.OUTPUT and w.index in silent
         ]
-        joint = trace_joint(forward.forward, refs, cotangents, muted)
-        stages.append((_recomputing if again else _storing)(forward, joint))
-        incoming = {r.index for r in joint.grads if r.role is Role.INPUT_GRAD}
-        silent = {r.index for r in joint.silent}
+        key = (*likeness(forward.forward, refs, cotangents, muted), again)
+        if key not in known:
+            joint = trace_joint(forward.forward, refs, cotangents, muted)
+            stage = (_recomputing if again else _storing)(forward, joint)
+            known[key] = forward.forward, stage, set(joint.grads), set(joint.silent)
+        template, stage, grads, quiet = known[key]
+        places = dict(zip(template.reads, forward.forward.reads, strict=True))
+        inputs = {r.index: new.index for r, new in places.items() if r.role is Role.INPUT}
+        stages.append(renamed(stage, template, forward))
+        incoming = {inputs[r.index] for r in grads if r.role is Role.INPUT_GRAD}
+        silent = {inputs[r.index] for r in quiet}
     return tuple(reversed(stages))
 
 

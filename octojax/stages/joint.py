@@ -61,7 +61,8 @@ def trace_joint(
     the OUTPUT_GRADs of the next stage's silent inputs.
     """
     reads, writes = list(program.reads), list(program.writes)
-    at = [reads.index(r) for r in wanted]
+    place = {ref: i for i, ref in enumerate(reads)}
+    at = [place[r] for r in wanted]
     pulled = [writes.index(primal_of(c)) for c in cotangents]
     muted = [writes.index(primal_of(c)) for c in silent]
     run = jaxpr_as_fun(program.jaxpr)

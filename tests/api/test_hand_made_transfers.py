@@ -8,7 +8,7 @@ import pytest
 import octojax as octopipe
 from octojax.errors import ScheduleError
 from octojax.ir import Schedule
-from octojax.ir.lowering import lower_naively
+from octojax.ir.naive import lower_naively
 from octojax.schedules import generate
 
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from octojax.errors import ScheduleError
 from octojax.ir import Action, Kind, Overlap, Partition, Placement, Plan, Schedule
-from octojax.ir.lowering import lower_naively, without_transfers
+from octojax.ir.lowering import without_transfers
 from octojax.ir.marked import mark
+from octojax.ir.naive import lower_naively
 from octojax.ir.verify import deliverable, naive_deadlock, verify
 from tests.simulate.random_tables import SETTINGS, tables
 
@@ -216,7 +217,7 @@ def test_a_moved_action_is_seen(schedule, random):
 
 def test_marks_in_a_long_wide_table():
     schedule = Schedule.parse("\n".join(" ".join(f"{r}F{m}" for m in range(40)) for r in range(12)))
-    drawn = mark(schedule, [(10, 20)])
+    drawn = mark(schedule.ranks, [(10, 20)])
     lines = drawn.split("\n")
     assert "rank 10" in lines[0]
     assert lines[0].count("rank") == 8

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octojax.errors import PlanError
+from octojax.errors import PlanError, ScheduleError
 from octojax.ir import Machine, Partition, Plan, Schedule
-from octojax.ir.lowering import without_transfers
+from octojax.ir.naive import lower_naively
 from octojax.ir.verify import verify
-from octojax.passes import Recompute, ReorderComm
+from octojax.passes import Recompute, lowered
 from octojax.schedules import generate
 from octojax.simulate import StageCosts, simulate
 from tests.simulate.random_tables import SETTINGS, machines, stage_costs, tables
@@ -101,7 +101,9 @@ def test_random_plans(case):
 
 def test_recomputing_tables_can_be_lowered():
     plan = Recompute()(plan_of(generate("interleaved", 2, 4)))
-    lowered = ReorderComm()(plan)
-    verify(lowered)
-    assert without_transfers(lowered.schedule) == plan.schedule
+    table = lowered(plan)
+    verify(table)
+    assert table.schedule == plan.schedule
+    with pytest.raises(ScheduleError, match="recompute needs a table without SEND and RECV"):
+        Recompute()(plan.with_schedule(lower_naively(plan.schedule)))
     assert simulate(plan, kept(plan.schedule, plan.recompute), Machine()).makespan_s > 0

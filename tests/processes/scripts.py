@@ -23,6 +23,7 @@ from jax.sharding import Mesh
 import octojax as octopipe
 from octojax.executor.instructions import Transfer
 from octojax.executor.permute import PairPermute
+from octojax.executor.stop import Stop
 from octojax.executor.values import Place, Value
 from octojax.ir import Action, Kind, Schedule
 from octojax.ir.lowering import transfers_of
@@ -233,7 +234,7 @@ def directions() -> None:
         for t in (there, back)
     ]
     moves = PairPermute([there, back], values, mesh, timeout_s=10.0)
-    moves.begin((0, 1))
+    moves.begin((0, 1), Stop())
     mine = jax.device_put(np.arange(3, dtype=np.float32), jax.local_devices()[0])
     if jax.process_index() == 0:
         (found,) = moves.receive(1)

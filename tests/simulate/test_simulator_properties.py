@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octojax.ir.lowering import transfers_of
+from octojax.ir.lowering import actions_of, transfers_of
 from octojax.ir.verify import verify
 from octojax.simulate import Links, Table, build_dag, evaluate, longest_path_s, simulate
-from octojax.simulate.oracle import Meaning, Run, held_bytes
+from octojax.simulate.oracle import Meaning, Times, held_bytes
 from tests.simulate.random_tables import SETTINGS, machines, stage_costs, tables
 
 
@@ -92,14 +92,11 @@ def test_peak_is_the_most_that_is_held_at_any_instant(case):
     schedule, costs, machine = case
     result = simulate(*case)
     meaning = Meaning(schedule, costs, machine)
-    done = Run()
-    seen = [0] * schedule.num_ranks
-    for span in result.actions:
-        cell = (span.rank, seen[span.rank])
-        done.start[cell], done.end[cell] = span.start_s, span.end_s
-        seen[span.rank] += 1
-    for transfer, span in zip(transfers_of(schedule), result.transfers, strict=True):
-        done.moves[transfer] = (span.start_s, span.end_s)
+    moves = zip(transfers_of(schedule), result.transfers, strict=True)
+    done = Times(
+        {a: (s.start_s, s.end_s) for s in result.actions for a in actions_of(s.item)},
+        {transfer: (span.start_s, span.end_s) for transfer, span in moves},
+    )
     for rank, stages in enumerate(schedule.placement.ranks):
         spans = held_bytes(meaning, done, rank)
         instants = {0.0, *(begin for begin, _, _ in spans)}

@@ -73,3 +73,19 @@ def test_callbacks_count_by_what_they_capture():
     stages = chain(host(1.0), host(2.0), host(1.0))
     found = [names(s)[0] for s in stages[1:-1]]
     assert found[0] == found[2] != found[1]
+
+
+def test_functions_that_differ_in_the_names_they_use_differ():
+    def host(call):
+        def run(params, batch, inputs):
+            shape = jax.ShapeDtypeStruct(inputs[0].shape, inputs[0].dtype)
+            shift = jax.pure_callback(call, shape, jax.lax.stop_gradient(inputs[0]))
+            return (inputs[0] @ params[0] + shift,)
+
+        return run
+
+    one = [lambda x: np.sin(x), lambda x: np.cos(x)]  # of equal byte code
+    inner = [lambda x: [np.sin(y) for y in x], lambda x: [np.cos(y) for y in x]]
+    for pair in (one, inner):
+        stages = chain(*map(host, pair))
+        assert names(stages[1])[0] != names(stages[2])[0]

@@ -1,0 +1,84 @@
+"""`octopipe lower`: everything that every rank executes, pass by pass."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from octojax.cli.read import expect_writable, read_profile, read_table
+from octojax.errors import PlanError
+
+
+def command(
+    file: Annotated[str, typer.Argument(help="A plan (JSON) or a schedule (CSV).")],
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Layer costs and machine (JSON): what is worth hiding where."),
+    ] = None,
+    passes: Annotated[
+        str | None,
+        typer.Option(
+            help="Passes, such as split,recompute(stages=0-3),transfers,reorder(window=64),join. "
+            "Without: transfers,join,reorder,ownership; for a table that has SEND and RECV, "
+            "join,ownership."
+        ),
+    ] = None,
+    dump: Annotated[
+        Path | None, typer.Option(help="A folder: the table before and after each pass.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Write here: rows (.csv) or everything (.json)."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Lower a plan: print what every rank executes, and what its transfers took.
+
+    Without a profile F = I = W = 1, B = 2, and a transfer takes 1 where it is simulated.
+    """
+    expect_writable(output)
+    lowered, counts = _lowered(read_table(file), profile, passes, dump)
+    if output is not None:
+        lowered.save(output)
+    if as_json:
+        typer.echo(json.dumps({**counts, "plan": lowered.to_json()}, indent=1))
+        return
+    if output is None:
+        typer.echo("\n".join(lowered.lines))
+    typer.echo(
+        f"{file}: {lowered.num_ranks} ranks, {sum(map(len, lowered.ranks))} instructions, "
+        f"{counts['transfers']} transfers: {counts['mismatched']} mismatches found, "
+        f"{counts['repaired']} repaired, {counts['overlapped']} overlapped, "
+        f"{counts['stalled']} stall their receiver, for {counts['stall_s']:.6g} s in all; "
+        f"makespan {counts['makespan_s']:.6g} s"
+    )
+
+
+def _lowered(found, profile, passes, dump):
+    from octojax.ir import LoweredPlan, Machine
+    from octojax.ir.delivery import mismatches
+    from octojax.ir.naive import placed_naively
+    from octojax.passes import lowered
+    from octojax.simulate import StageCosts, simulate
+
+    if isinstance(found, LoweredPlan):
+        raise PlanError(
+            "this is lowered already; `octopipe check`, `simulate` and `show` take it as it is"
+        )
+    known = read_profile(profile) if profile is not None else None
+    result = lowered(found, passes, costs=known, dump=dump)
+    costs = known or StageCosts.unit(result.num_stages)
+    machine = Machine(latency_s=1.0) if known is None else None
+    timeline = simulate(result, costs, machine)
+    naive = len(mismatches(placed_naively(result)))
+    stalls = timeline.stalls_s
+    return result, {
+        "transfers": len(timeline.transfers),
+        "mismatched": naive,  # by the rule that every table starts from
+        "repaired": naive - len(mismatches(result)),
+        "overlapped": timeline.overlapped,
+        "stalled": len(stalls),
+        "stall_s": sum(stalls.values()),
+        "makespan_s": timeline.makespan_s,
+    }

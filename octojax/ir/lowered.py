@@ -1,0 +1,434 @@
+"""A lowered plan: everything that every rank executes in one step, in order.
+
+    rank 0   0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 ...
+    rank 1   1RECV_F0 1RECV_F1 1F0+1B0 1SEND_B0 ...
+
+The text is PyTorch's pipelining CSV, and more: actions joined into one program (`1F0+1B0`), sums
+of gradients on their way to the owner of a shared parameter (`SEND_G(1->0;3)`), results of the
+loss (`SEND_E`), and new parameters for those who keep a copy (`SEND_P`, after the update).
+"""
+
+import csv
+import io
+import json
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from octojax.errors import FormatError, PlanError
+from octojax.ir.action import Action, Item, Kind, Overlap, parse_item
+from octojax.ir.files import read_json, read_text
+from octojax.ir.lowering import Crossings, Needs, as_transfer, without_transfers
+from octojax.ir.partition import Partition
+from octojax.ir.placement import Placement
+from octojax.ir.plan import Plan
+from octojax.ir.schedule import Schedule
+from octojax.ir.transfer import Cargo, Transfer, counterpart, parse_exchange, sends
+from octojax.ir.wiring import Wiring
+
+_IDLE = "-"
+_HEADS = ("lowered", "partition", "placement", "recompute", "wiring")
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Actions that run as one unit: one, an overlapped pair, or several joined in one program.
+
+    Joined actions follow each other and wait for nothing in between. An action of PyTorch's
+    FSDP (`0UNSHARD`) does nothing here.
+    """
+
+    actions: tuple[Action, ...]
+
+    @property
+    def pair(self) -> bool:
+        """Whether this is a forward beside the backward of another microbatch or stage."""
+        if len(self.actions) != 2:
+            return False
+        first, second = self.actions
+        cells = [(a.stage, a.microbatch) for a in self.actions]
+        kinds = (first.kind, second.kind)
+        return kinds == (Kind.FORWARD, Kind.BACKWARD) and cells[0] != cells[1]
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """The actions as cells of a schedule: a pair is one."""
+        return (Overlap(*self.actions),) if self.pair else self.actions
+
+    @property
+    def cell(self) -> Item | str:
+        return self.items[0] if len(self.items) == 1 else str(self)
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.items))
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """The sending side of a transfer: the values leave from here on; the rank does not wait."""
+
+    transfer: Transfer
+
+    @property
+    def cell(self) -> Item | str:
+        return self.transfer.send if self.transfer.kind.crosses_stages else str(self)
+
+    def __str__(self) -> str:
+        return self.transfer.cell(sends=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """The receiving side: the values may come from here on; who reads them waits for them."""
+
+    transfer: Transfer
+
+    @property
+    def cell(self) -> Item | str:
+        return self.transfer.receive if self.transfer.kind.crosses_stages else str(self)
+
+    def __str__(self) -> str:
+        return self.transfer.cell(sends=False)
+
+
+Instruction = Run | Send | Receive
+Rows = tuple[tuple[Instruction, ...], ...]
+
+
+@dataclass(frozen=True)
+class LoweredPlan:
+    """`ranks[r][i]` is what rank r does as its i-th instruction of a step.
+
+    Stages, layers and recomputation are those of the plan it was made of; `wiring` says what
+    the model's stages exchange. Building one checks its form only; `octojax.ir.verify` proves
+    that it is complete and that every transfer is delivered under rendezvous.
+    """
+
+    ranks: Rows
+    partition: Partition
+    placement: Placement
+    wiring: Wiring
+    recompute: tuple[bool, ...] = ()
+    name: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        stages = {self.partition.num_stages, self.placement.num_stages, self.wiring.num_stages}
+        if len(stages) > 1:
+            raise PlanError(
+                f"a lowered plan of {self.partition.num_stages} stages by its partition, "
+                f"{self.placement.num_stages} by its placement, {self.wiring.num_stages} by its "
+                f"wiring"
+            )
+        if len(self.ranks) != self.placement.num_ranks:
+            raise PlanError(
+                f"the lowered plan has {len(self.ranks)} rows, the placement "
+                f"{self.placement.num_ranks} ranks; a plan has one row per rank"
+            )
+
+    @classmethod
+    def of(cls, plan: Plan | Schedule, wiring: Wiring | None = None) -> "LoweredPlan":
+        """Returns a plan's own instructions: those of its schedule, with its transfers if any.
+
+        With a `wiring` it leaves out what has nothing to do by it: idle actions, transfers that
+        carry nothing, and PyTorch's FSDP actions. Raises `ScheduleError` for a transfer of a
+        value that does not cross ranks.
+        """
+        if isinstance(plan, Schedule):
+            plan = Plan(Partition((1,) * plan.num_stages), plan.placement, plan)
+        known = wiring or Wiring.chain(plan.num_stages)
+        schedule = plan.schedule if wiring is None else _busy(plan.schedule, wiring)
+        bare = without_transfers(schedule)
+        crossings = Crossings.of(bare, known)
+        rows = tuple(tuple(_instruction(x, crossings) for x in row) for row in schedule.ranks)
+        lowered = cls(rows, plan.partition, plan.placement, known, plan.recompute, plan.name)
+        lowered.__dict__.update(schedule=bare, crossings=crossings)
+        return lowered
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether any value is sent: `octojax.passes.PlaceTransfers` has been here."""
+        return any(isinstance(x, Send) for row in self.ranks for x in row)
+
+    def without_transfers(self) -> "LoweredPlan":
+        """Returns the units of computation alone, in their order."""
+        return self.with_ranks(self.units)
+
+    def with_ranks(self, rows: Rows) -> "LoweredPlan":
+        """Returns this plan with other rows; what is known of its computations is kept if they
+        are the same, in the same order."""
+        changed = replace(self, ranks=rows)
+        kept: tuple[str, ...] = ()
+        if changed.units == self.units:
+            kept = ("schedule", "crossings", "ranks_of", "complete", "needs")
+        elif changed._actions == self._actions:
+            kept = ("schedule", "crossings", "ranks_of", "complete")
+        changed.__dict__.update({k: self.__dict__[k] for k in kept if k in self.__dict__})
+        return changed
+
+    def note(self, **proofs: bool) -> None:
+        """Notes what was proven of this plan, which never changes: `complete`, `delivers`."""
+        self.__dict__.update(proofs)
+
+    def proven(self, proof: str) -> bool:
+        """Whether `octojax.ir.verify` has proven it before."""
+        return self.__dict__.get(proof, False)
+
+    @cached_property
+    def units(self) -> tuple[tuple[Run, ...], ...]:
+        """What each rank runs, in order."""
+        return tuple(tuple(x for x in row if isinstance(x, Run)) for row in self.ranks)
+
+    @cached_property
+    def needs(self) -> tuple[tuple[Needs, ...], ...]:
+        """What each of `units` needs and leaves behind."""
+        needs = self.crossings.needs
+        return tuple(tuple(needs(x.actions, x.pair) for x in row) for row in self.units)
+
+    @property
+    def _actions(self) -> tuple[tuple[Action, ...], ...]:
+        return tuple(tuple(a for x in row for a in x.actions) for row in self.units)
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def num_stages(self) -> int:
+        return self.partition.num_stages
+
+    @cached_property
+    def num_microbatches(self) -> int:
+        return self.schedule.num_microbatches
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The computing actions alone, in their order; joined ones one by one."""
+        return Schedule(
+            tuple(
+                tuple(
+                    item
+                    for instruction in row
+                    if isinstance(instruction, Run)
+                    for item in instruction.items
+                    if isinstance(item, Overlap) or item.kind.computes
+                )
+                for row in self.ranks
+            )
+        )
+
+    @cached_property
+    def crossings(self) -> Crossings:
+        """Which values cross ranks, by the actions that make and take them."""
+        return Crossings.of(self.schedule, self.wiring)
+
+    @cached_property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """What is sent, in the senders' order, rank by rank; refreshed copies last."""
+        every = [x.transfer for row in self.ranks for x in row if isinstance(x, Send)]
+        return tuple(sorted(every, key=lambda t: t.kind is Cargo.PARAMETERS))
+
+    @cached_property
+    def ranks_of(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks whose rows run each stage, ascending."""
+        homes: list[set[int]] = [set() for _ in range(self.num_stages)]
+        for rank, _, action in self.schedule.actions():
+            homes[action.stage].add(rank)
+        return tuple(map(tuple, map(sorted, homes)))
+
+    def forwards_only(self) -> "LoweredPlan":
+        """Returns what an evaluation executes: forwards, outputs and results, in their order."""
+        rows = []
+        for row in self.ranks:
+            kept: list[Instruction] = []
+            for x in row:
+                if isinstance(x, Run):
+                    forwards = tuple(a for a in x.actions if a.kind is Kind.FORWARD)
+                    kept += [Run(forwards)] if forwards else []
+                elif x.transfer.kind in (Cargo.OUTPUT, Cargo.RESULTS):
+                    kept.append(x)
+            rows.append(tuple(kept))
+        return self.with_ranks(tuple(rows))
+
+    # ------------------------------------------------------------------ text
+
+    def __str__(self) -> str:
+        recompute = "".join("x" if r else "." for r in self.recompute)
+        heads = (self.name, self.partition, self.placement, recompute, self.wiring)
+        lines = [f"{head} {text}".rstrip() for head, text in zip(_HEADS, heads, strict=True)]
+        return "\n".join([*lines, *self.lines])
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """One line of text per rank."""
+        return tuple(" ".join(map(str, row)) or _IDLE for row in self.ranks)
+
+    @classmethod
+    def parse(cls, text: str, name: str = "text") -> "LoweredPlan":
+        """Returns the lowered plan that `str` wrote, or the rows alone (one line per rank).
+
+        Raises `FormatError` naming the source (`name`), row and cell.
+        """
+        lines = text.strip("\n").split("\n")
+        heads: dict[str, str] = {}
+        while lines and lines[0].split(" ", 1)[0] in _HEADS:
+            head, _, rest = lines.pop(0).partition(" ")
+            heads[head] = rest
+        rows = [[cell for cell in line.split() if cell != _IDLE] for line in lines]
+        if not heads:
+            return _bare(rows, name)
+        missing = [head for head in _HEADS if head not in heads]
+        if missing:
+            raise FormatError(f"{name}: the heading lacks {', '.join(missing)}")
+        partition = Partition.parse(heads["partition"])
+        wiring = Wiring.parse(heads["wiring"], partition.num_stages)
+        return cls(
+            _typed(rows, name, wiring),
+            partition,
+            Placement.parse(heads["placement"], len(rows)),
+            wiring,
+            tuple(c == "x" for c in heads["recompute"]),
+            heads["lowered"],
+        )
+
+    def to_csv(self) -> str:
+        """Returns the rows as a CSV table: one row per rank, no padding."""
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows([map(str, row) for row in self.ranks])
+        return out.getvalue()
+
+    @classmethod
+    def from_csv(cls, text: str, name: str = "csv") -> "LoweredPlan":
+        """Returns the rows of a CSV table: one layer per stage, and nothing known of the model.
+
+        Raises `FormatError` naming file (`name`), row and cell.
+        """
+        try:
+            rows = list(csv.reader(io.StringIO(text), strict=True))
+        except csv.Error as error:
+            raise FormatError(f"{name}: not a CSV table: {error}") from None
+        return _bare([[cell for cell in row if cell.strip()] for row in rows], name)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "lowered": VERSION,
+            "name": self.name,
+            "partition": list(self.partition.sizes),
+            "placement": [list(ranks) for ranks in self.placement.stages],
+            "recompute": list(self.recompute),
+            "wiring": self.wiring.to_json(),
+            "ranks": list(self.lines),
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, name: str = "lowered plan") -> "LoweredPlan":
+        """Returns the lowered plan in parsed JSON. Raises `FormatError` naming the field."""
+        if not isinstance(data, dict) or data.get("lowered") != VERSION:
+            found = data.get("lowered") if isinstance(data, dict) else type(data).__name__
+            raise FormatError(f"{name}: lowered plan version {found!r}, expected {VERSION}")
+        lines = data.get("ranks")
+        if not isinstance(lines, list) or not all(isinstance(x, str) for x in lines):
+            raise FormatError(f"{name}: 'ranks' must be a list of text, one line per rank")
+        rows = [[cell for cell in line.split() if cell != _IDLE] for line in lines]
+        try:
+            wiring = Wiring.from_json(data["wiring"], f"{name}: wiring")
+            return cls(
+                _typed(rows, name, wiring),
+                Partition(tuple(map(int, data["partition"]))),
+                Placement(tuple(tuple(map(int, r)) for r in data["placement"]), len(lines)),
+                wiring,
+                tuple(map(bool, data.get("recompute", ()))),
+                str(data.get("name", "")),
+            )
+        except (KeyError, TypeError) as error:
+            raise FormatError(
+                f"{name}: a lowered plan has partition, placement, wiring and ranks; {error!r}"
+            ) from None
+
+    def save(self, path: str | Path) -> None:
+        """Writes the rows to a `.csv` file, else everything as JSON."""
+        text = self.to_csv() if str(path).endswith(".csv") else json.dumps(self.to_json(), indent=1)
+        Path(path).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> "LoweredPlan":
+        """Returns the lowered plan in a `.csv` or JSON file."""
+        if str(path).endswith(".csv"):
+            return cls.from_csv(read_text(path), str(path))
+        return cls.from_json(read_json(path), str(path))
+
+
+def _busy(schedule: Schedule, wiring: Wiring) -> Schedule:
+    """The schedule without what has nothing to do."""
+
+    def busy(item: Item) -> bool:
+        if isinstance(item, Overlap):
+            return True
+        if item.kind.transfers:
+            send = item if sends(item) else counterpart(item)
+            return wiring.carries(Cargo(send.kind.value[-1]), send.stage)
+        return item.kind.computes and (item.stage, item.kind) not in wiring.idle
+
+    return Schedule(tuple(tuple(filter(busy, row)) for row in schedule.ranks))
+
+
+def _instruction(item: Item, crossings: Crossings) -> Instruction:
+    if isinstance(item, Action) and item.kind.transfers:
+        transfer = as_transfer(item, crossings)
+        return Send(transfer) if sends(item) else Receive(transfer)
+    return Run(item.actions if isinstance(item, Overlap) else (item,))
+
+
+def _bare(rows: list[list[str]], name: str) -> LoweredPlan:
+    """Rows alone: one layer per stage, and the wiring of a model of which nothing is known."""
+    ranks = _typed(rows, name, None)
+    stages = 1 + max((a.stage for row in ranks for x in row for a in _actions(x)), default=-1)
+    if not stages:
+        raise FormatError(f"{name}: no action in {len(rows)} rows; expected some such as 0F0")
+    homes: list[set[int]] = [set() for _ in range(stages)]
+    for rank, row in enumerate(ranks):
+        for action in (a for x in row for a in _actions(x)):
+            homes[action.stage].add(rank)
+    placement = Placement(tuple(map(tuple, map(sorted, homes))), len(ranks))
+    return LoweredPlan(ranks, Partition((1,) * stages), placement, Wiring.chain(stages))
+
+
+def _actions(instruction: Instruction) -> tuple[Action, ...]:
+    return instruction.actions if isinstance(instruction, Run) else ()
+
+
+def _typed(rows: list[list[str]], name: str, wiring: Wiring | None) -> Rows:
+    read = [
+        [_read(cell, name, row, at) for at, cell in enumerate(cells)]
+        for row, cells in enumerate(rows)
+    ]
+    computing = Schedule(
+        tuple(tuple(i for x in row if isinstance(x, Run) for i in x.items) for row in read)
+    )
+    crossings = Crossings.of(computing, wiring)
+    return tuple(
+        tuple(_instruction(x, crossings) if isinstance(x, Action) else x for x in row)
+        for row in read
+    )
+
+
+def _read(text: str, name: str, row: int, at: int) -> Instruction | Action:
+    """One cell; sends and receives of PyTorch's tables stay actions until all rows are read."""
+    try:
+        exchange = parse_exchange(text.strip())
+        if exchange is not None:
+            return Send(exchange[1]) if exchange[0] else Receive(exchange[1])
+        items = tuple(parse_item(part) for part in text.split("+"))
+    except FormatError as error:
+        raise FormatError(f"{name}: row {row} (rank {row}), cell {at}: {error}") from None
+    first = items[0]
+    if len(items) == 1 and isinstance(first, Action) and first.kind.transfers:
+        return first
+    wrong = [str(x) for x in items if not isinstance(x, Action) or x.kind.transfers]
+    if len(items) > 1 and wrong:
+        raise FormatError(
+            f"{name}: row {row} (rank {row}), cell {at}: {', '.join(wrong)} cannot be joined "
+            f"with others; only actions that compute can"
+        )
+    return Run(tuple(a for x in items for a in (x.actions if isinstance(x, Overlap) else (x,))))
