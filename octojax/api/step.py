@@ -307,7 +307,7 @@ class TrainStep:
         """
         return self.loss.pure.merge(self.params(state), self.module_state(state))
 
-    @_alike("step.opt_state, step")
+    @_alike("optimizer state at step")
     def opt_state(self, state: TrainState) -> Any:
         """Returns the optimizer state as `optimizer.init(params)` makes it of the user's tree.
 
