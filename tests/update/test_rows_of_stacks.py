@@ -11,9 +11,11 @@ import optax.contrib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh, SingleDeviceSharding
 
 from octojax.errors import PlanError
+from octojax.executor.share import Share, SharedExchange
+from octojax.mesh import PipelineMesh
 from octojax.update import Places, Update, UpdatePlan, build_update, gather_state
 from octojax.update.evaluate import evaluate
 from octojax.update.plan import End, Piece, Role
@@ -215,6 +217,28 @@ def test_compiled_programs_run_on_the_rows_devices_and_are_few() -> None:
     assert sum(len(p.every_program) for p in deeper.update.phases) == sum(
         len(p.every_program) for p in plan.update.phases
     )
+
+
+def test_rows_move_by_collectives_too() -> None:
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), WHOLE["sorted"](), optax.sgd(0.1))
+    params = [tree_of(0)["scan"]["w"]]
+    mesh = PipelineMesh(Mesh(np.array(jax.devices()[:2]), ("pipe",)), "pipe")
+    plan = build_update(optimizer, params, [(0, 1, 1, 0)], 2)
+    share = Share(mesh)
+    update = Update(
+        plan,
+        Places(tuple(rank.replicated for rank in mesh.ranks)),
+        SharedExchange(plan.update, share),
+        SharedExchange(plan.init, share),
+        compiler_options=FAST,
+    )
+    rows: Any = [
+        jax.device_put(np.asarray(x), mesh.ranks[r].replicated)
+        for x, r in zip(params[0], (0, 1, 1, 0), strict=True)
+    ]
+    new, _, _ = update.apply(rows, rows, update.init(rows))
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    assert_close(np.stack(new), optax.apply_updates(params, updates)[0], "w")
 
 
 def test_what_needs_several_whole_leaves_is_refused_by_name() -> None:
