@@ -6,7 +6,7 @@ pipeline has drained. It is the only collective over the full axis.
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
