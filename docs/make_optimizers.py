@@ -110,7 +110,9 @@ OPTAX: dict[str, Callable[[], Any]] = {
     "lion": lambda: optax.lion(1e-3),
     "lookahead": lambda: optax.lookahead(sgd(0.1), 2, 0.5),
     "masked": lambda: optax.chain(optax.masked(optax.clip(1e-3), matrices), sgd(0.1)),
-    "measure_with_ema": lambda: optax.chain(optax.measure_with_ema(optax.tree.norm, 0.9), sgd(0.1)),
+    "measure_with_ema": lambda: optax.chain(
+        optax.monitor({"norm": optax.measure_with_ema(optax.tree.norm, 0.9)}), sgd(0.1)
+    ),
     "monitor": lambda: optax.chain(optax.monitor({"norm": optax.tree.norm}), sgd(0.1)),
     "multi_transform": lambda: optax.multi_transform(
         {"matrix": optax.adamw(1e-2), "vector": sgd(0.1)}, labels
@@ -214,7 +216,8 @@ CONTRIB: dict[str, Callable[[], Any]] = {
     "scale_by_galore": lambda: optax.chain(optax.contrib.scale_by_galore(4), sgd(1e-2)),
     "scale_by_madgrad": lambda: optax.contrib.scale_by_madgrad(1e-2),
     "scale_by_muon": lambda: optax.chain(
-        optax.contrib.scale_by_muon(weight_dimension_numbers=muon_all), sgd(1e-2)
+        optax.masked(optax.contrib.scale_by_muon(weight_dimension_numbers=muon_all), matrices),
+        sgd(1e-2),
     ),
     "scale_by_simplified_ademamix": lambda: optax.chain(
         optax.contrib.scale_by_simplified_ademamix(), sgd(1e-2)
@@ -252,7 +255,7 @@ RULES: dict[str, Callable[[], Any]] = {
 
 
 def muon_all(params: Any) -> Any:
-    return jax.tree.map(lambda x: MUON(x.ndim - 2, x.ndim - 1) if x.ndim > 1 else MUON(), params)
+    return jax.tree.map(lambda x: MUON(x.ndim - 2, x.ndim - 1), params)
 
 
 def matrices_frozen(params: Any) -> Any:
@@ -364,6 +367,8 @@ def exchanges(plan: UpdatePlan) -> Iterator[Any]:
 def reason(error: PlanError) -> str:
     """Returns a refusal in a few words."""
     cause = error.__cause__
+    if "another structure" in str(error):
+        return "its state changes its structure"
     if cause is None:
         return "one operation takes large values of several leaves"
     text = " ".join(str(cause).split())

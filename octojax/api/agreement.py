@@ -46,9 +46,7 @@ def optimizer_facts(plan: UpdatePlan) -> dict[str, str]:
 
 def _programs(distributed: Distributed) -> str:
     return " ".join(
-        portable(program.jaxpr)
-        for phase in distributed.phases
-        for program in phase.every_program
+        portable(program.jaxpr) for phase in distributed.phases for program in phase.every_program
     )
 
 

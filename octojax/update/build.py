@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -74,8 +75,8 @@ def build_update(
     firsts = _wants(ends.of(Role.NEW_STATE, states), init.outputs, states, traced.states)
     pairs = [(want.atom, want.layout) for want in wants]
     first_pairs = [(want.atom, want.layout) for want in firsts]
-    placed = place(update, ends.layouts, pairs, names, limit_bytes)
-    placed_init = place(init, layouts, first_pairs, names, limit_bytes)
+    placed = place(update, ends.layouts, pairs, names, limit_bytes, traced.roots)
+    placed_init = place(init, layouts, first_pairs, names, limit_bytes, traced.roots)
     return UpdatePlan(
         num_ranks=num_ranks,
         param_names=tuple(traced.param_names),
@@ -235,6 +236,19 @@ class _Traced:
             *(f"extra{path}" for path in self.extra_names),
         ]
 
+    @cached_property
+    def roots(self) -> list[int | None]:
+        """The leaf of the parameters that each input of the update belongs to, if any."""
+        leaves = range(len(self.params))
+        return [*leaves, *leaves, *(self.parameter_of(k) for k in range(len(self.states)))]
+
+    def parameter_of(self, k: int) -> int | None:
+        """Returns the parameter of the same shape whose path ends the path of state leaf k."""
+        for i, (path, param) in enumerate(zip(self.param_names, self.params, strict=True)):
+            if self.state_names[k].endswith(path) and param.shape == self.states[k].shape:
+                return i
+        return None
+
     def _same_state(self, state: Any) -> list[Any]:
         """The leaves of the new state, checked to be of the old state's form."""
         leaves, tree = jax.tree.flatten(state)
@@ -307,7 +321,7 @@ def _state_layouts(
     states: list[Layout] = [EVERYWHERE] * len(traced.states)
     while True:
         inputs = _Ends(params, states, len(traced.extras)).layouts
-        placed = place(update, inputs, (), names, limit_bytes)
+        placed = place(update, inputs, (), names, limit_bytes, traced.roots)
         outputs = update.outputs[len(params) : len(params) + len(states)]
         new = [
             old if old is not EVERYWHERE else _layout_of(atom, placed)
@@ -316,11 +330,12 @@ def _state_layouts(
         if new == states:
             break
         states = new
-    placed = place(init, params, (), names, limit_bytes)
+    placed = place(init, params, (), names, limit_bytes, traced.roots)
     for k, atom in enumerate(init.outputs):
         if states[k] is EVERYWHERE and traced.states[k].shape:
             first = _layout_of(atom, placed)
-            states[k] = _by_path(traced, k, params) if first is EVERYWHERE else first
+            own = traced.parameter_of(k)
+            states[k] = params[own] if first is EVERYWHERE and own is not None else first
     return states
 
 
@@ -328,11 +343,3 @@ def _layout_of(atom: Any, placed: Placed) -> Layout:
     """The layout of a leaf whose value is `atom`: what is shared out is joined everywhere."""
     layout = EVERYWHERE if isinstance(atom, Literal) else placed.layouts[atom]
     return EVERYWHERE if isinstance(layout, Partial) else layout
-
-
-def _by_path(traced: _Traced, k: int, layouts: Sequence[Layout]) -> Layout:
-    """The layout of the parameter of the same shape whose path ends the state leaf's path."""
-    for path, param, layout in zip(traced.param_names, traced.params, layouts, strict=True):
-        if traced.state_names[k].endswith(path) and param.shape == traced.states[k].shape:
-            return layout
-    return EVERYWHERE

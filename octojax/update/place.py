@@ -21,7 +21,7 @@ from jax.extend.core import Literal
 from octojax.compat import num_bytes
 from octojax.errors import PlanError
 from octojax.update.graph import Atom, Graph, Op
-from octojax.update.layout import EVERYWHERE, Layout, Partial, Rows, Stack
+from octojax.update.layout import EVERYWHERE, Layout, Partial, Rows
 from octojax.update.refusal import EXCHANGE_LIMIT_BYTES, crosses, mixes
 from octojax.update.rows import RowRule, row_rule
 
@@ -58,14 +58,16 @@ def place(
     wanted: Sequence[tuple[Atom, Layout]],
     names: Sequence[str],
     limit_bytes: int = EXCHANGE_LIMIT_BYTES,
+    roots: Sequence[int | None] = (),
 ) -> Placed:
     """Returns layout and phase of every value, so that each wanted one can be had where it is
     wanted.
 
-    `inputs` are the layouts of the inputs and `names` theirs, for messages. Raises `PlanError`
-    where one operation needs large values of several ranks.
+    `inputs` are the layouts of the inputs and `names` theirs, for messages. `roots` says which
+    leaf of the parameters each input belongs to: what belongs to one leaf is gathered on one
+    rank. Raises `PlanError` where one operation needs large values of several ranks.
     """
-    placer = _Placer(graph, inputs, names, limit_bytes)
+    placer = _Placer(graph, inputs, names, limit_bytes, roots)
     for at, op in enumerate(graph.ops):
         placer.place(at, op)
     for atom, layout in wanted:
@@ -84,7 +86,12 @@ class _Placer:
     """Walks a graph once; lives for one call of `place`."""
 
     def __init__(
-        self, graph: Graph, inputs: Sequence[Layout], names: Sequence[str], limit_bytes: int
+        self,
+        graph: Graph,
+        inputs: Sequence[Layout],
+        names: Sequence[str],
+        limit_bytes: int,
+        roots: Sequence[int | None],
     ) -> None:
         self.graph, self.names, self.limit = graph, names, limit_bytes
         self.layouts: list[Layout] = [EVERYWHERE] * len(graph.avals)
@@ -93,7 +100,8 @@ class _Placer:
         self.exchanged: dict[int, set[int]] = {}
         self.moved: dict[int, dict[tuple[int, int | Rows], None]] = {}
         self.rules: dict[int, RowRule] = {}
-        self._homes: dict[int, int] = {}
+        self._roots: dict[int, int] = {v: x for v, x in enumerate(roots) if x is not None}
+        self._homes: dict[tuple[str, int], int] = {}
         self._loads: dict[int, int] = {}
 
     def place(self, at: int, op: Op) -> None:
@@ -108,8 +116,11 @@ class _Placer:
                 rank = EVERYWHERE
             operands, outputs = [rank] * len(op.inputs), [rank] * len(op.outputs)
         phase = max((self.bring(x, to) for x, to in zip(op.inputs, operands)), default=0)
+        roots = [self._roots[x] for x in op.inputs if isinstance(x, int) and x in self._roots]
         for value, layout in zip(op.outputs, outputs, strict=True):
             self.layouts[value], self.phases[value] = layout, phase
+            if roots:
+                self._roots[value] = roots[0]
 
     def bring(self, atom: Atom, to: Layout) -> int:
         """Returns the phase in which the value can be had there; notes the exchange it takes."""
@@ -181,17 +192,18 @@ class _Placer:
         return ranks.pop() if len(ranks) == 1 else EVERYWHERE
 
     def _home(self, values: Sequence[int]) -> int:
-        """The rank that gathers rows: where some of them are gathered already, or the rank of
-        the stack that gathers least so far."""
-        known = [self._homes[v] for v in values if v in self._homes]
-        stacks: list[Stack] = [x.stack for v in values if isinstance(x := self.layouts[v], Rows)]
-        home = known[0] if known else min(stacks[0].ranks, key=lambda r: (self._loads.get(r, 0), r))
-        for value in values:
-            if value not in self._homes:
-                self._homes[value] = home
-                size = num_bytes(self.graph.avals[value])
-                self._loads[home] = self._loads.get(home, 0) + size
-        return home
+        """The rank that gathers rows: where those of the same leaf are gathered already, or the
+        rank of the stack that gathers least so far."""
+        first = values[0]
+        key = ("leaf", self._roots[first]) if first in self._roots else ("value", first)
+        if key not in self._homes:
+            layout = self.layouts[first]
+            assert isinstance(layout, Rows), "only rows are gathered"
+            home = min(layout.stack.ranks, key=lambda rank: (self._loads.get(rank, 0), rank))
+            self._homes[key] = home
+            size = num_bytes(self.graph.avals[first])
+            self._loads[home] = self._loads.get(home, 0) + size
+        return self._homes[key]
 
     def _joins_partial(self, op: Op) -> bool:
         """Whether an operation adds one rank's scalar to a total that all ranks have by then.
