@@ -24,6 +24,7 @@ from octojax.ir.partition import Partition
 from octojax.ir.placement import Placement
 from octojax.ir.plan import Plan
 from octojax.ir.schedule import Schedule
+from octojax.ir.shown import count, line
 from octojax.ir.transfer import Cargo, Transfer, counterpart, parse_exchange, sends
 from octojax.ir.wiring import Wiring
 
@@ -126,6 +127,16 @@ class LoweredPlan:
                 f"the lowered plan has {len(self.ranks)} rows, the placement "
                 f"{self.placement.num_ranks} ranks; a plan has one row per rank"
             )
+
+    def __repr__(self) -> str:
+        rows = [instruction for row in self.ranks for instruction in row]
+        sends = sum(isinstance(instruction, Send) for instruction in rows)
+        return line("LoweredPlan", self.name, (
+            count(len(self.ranks), "rank"),
+            count(self.partition.num_stages, "stage"),
+            count(len(rows), "instruction"),
+            count(sends, "transfer"),
+        ))  # fmt: skip
 
     @classmethod
     def of(cls, plan: Plan | Schedule, wiring: Wiring | None = None) -> "LoweredPlan":
