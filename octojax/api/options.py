@@ -30,6 +30,10 @@ class Options:
     600 seconds.
     `reduction` says what the loss does with the rows of its batch: "mean" or "sum". Losses of
     microbatches, and the gradients with them, join accordingly.
+    `passes` say how the plan is lowered: text such as "split,transfers,join,reorder,ownership", or
+    a list of such text, `octojax.passes`, and callables of one's own that take a plan and return
+    one. Without, they are those of `octojax.passes.pipeline.DEFAULT`; a table with SEND and RECV is
+    run in the order in which it is written.
     `compiler_options` go to XLA for every stage program, as those of `jax.jit` do.
     """
 
@@ -45,6 +49,7 @@ class Options:
     schedule_options: dict[str, Any] = field(default_factory=dict)
     profile: Profile | None = None
     tune_seconds: float = 10.0
+    passes: Any = None
     compiler_options: dict[str, Any] = field(default_factory=dict)
     reduction: str = "mean"
     timeout_s: float | None = None

@@ -1,7 +1,7 @@
 """A loss cut into a pipeline: the core under `compile` and `value_and_grad`."""
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -15,6 +15,7 @@ from jax.extend.core import jaxpr_as_fun
 from octojax import compat
 from octojax.api.options import Options
 from octojax.api.planning import (
+    check_recompute,
     choose_schedule,
     given_schedule,
     layers_wanted,
@@ -34,13 +35,14 @@ from octojax.executor.recorded import Recorder
 from octojax.executor.share import Share
 from octojax.executor.step_thread import GRACE_S, StepThread
 from octojax.executor.transports import transport
-from octojax.executor.work import forwards_only
+from octojax.executor.wiring import wiring_of
 from octojax.frontends import PureLoss
-from octojax.ir import Action, Plan, Schedule
+from octojax.ir import Cargo, LoweredPlan, Plan, Schedule
 from octojax.layers.cut import StagedLoss, cut_stages
 from octojax.layers.find import LayeredLoss, find_layers
 from octojax.layers.state import StateKind
 from octojax.mesh import PipelineMesh, pipeline_mesh
+from octojax.passes import Pipeline
 from octojax.processes import agree, several, step_timeout_s
 from octojax.programs.build import compile_all
 from octojax.programs.microbatch import Microbatches, plan_microbatches
@@ -88,24 +90,34 @@ class PipelinedLoss:
             refuse_with_auto(options)
             plan = tuned_plan(pure, self.batch, self.batch_tree, self.mesh, options)
             self.options = options = replace(options, plan=plan)
-        self.schedule: Schedule = choose_schedule(options, self.mesh.num_ranks, count)
+        table = choose_schedule(options, self.mesh.num_ranks, count)
+        self._min_layers = layers_wanted(options, table)
         self._layered = layered = self._layers(0)
-        self.plan: Plan = make_plan(options, self.schedule, layered.graph)
+        plan = make_plan(options, table, layered.graph)
+        costs = options.profile or estimate(layered, TYPICAL)
+        pipeline = Pipeline.of(options.passes, plan, costs=costs)
+        self.plan: Plan = pipeline.on_plan(plan)
+        check_recompute(self.plan)
         self.layers = layered.graph
         self.staged: StagedLoss = cut_stages(layered, self.plan.partition)
         self.stages: tuple[tuple[Stage, ...], ...] = self._stages()
         self._check_state()
-        self.lowered: Lowered = self._lower(self.schedule)
+        wiring = wiring_of(self.stages, len(self.staged.units))
+        self.lowered: Lowered = self._lower(pipeline.lower(self.plan, wiring))
         self.calls = StepThread(self.timeout_s, 0.0 if several() else GRACE_S)
         self.compilations = 0
         self._zero_gradients: dict[int, jax.Array] = {}
 
     # ------------------------------------------------------------------ cutting
 
-    def _layers(self, microbatch: int, min_layers: int | None = None) -> LayeredLoss:
+    @property
+    def schedule(self) -> Schedule:
+        return self.plan.schedule
+
+    def _layers(self, microbatch: int) -> LayeredLoss:
         shapes = self.batch_tree.unflatten(self.batch.shapes(microbatch))
         traced = trace_loss(self.pure.fn, self.pure.params, shapes, self.pure.state)
-        return find_layers(traced, min_layers or layers_wanted(self.options, self.schedule))
+        return find_layers(traced, self._min_layers)
 
     def _stages(self) -> tuple[tuple[Stage, ...], ...]:
         """The stages of every microbatch; equal sizes share them."""
@@ -163,20 +175,10 @@ class PipelinedLoss:
                 f"the data axis. Use a mesh without a data axis, or take the state out of the model"
             )
 
-    def _lower(self, schedule: Schedule) -> Lowered:
-        return lower(
-            schedule,
-            self.stages,
-            len(self.staged.units),
-            fingerprint,
-            self.batch.layouts,
-            seconds=self._seconds,
-        )
-
-    @cached_property
-    def _seconds(self) -> Callable[[int, Action], float]:
-        """How long an action takes on a rank, for the order of transfers."""
-        return durations(self.plan, self.options.profile or estimate(self._layered, TYPICAL))
+    def _lower(self, plan: LoweredPlan) -> Lowered:
+        costs = self.options.profile or estimate(self._layered, TYPICAL)
+        seconds = durations(self.plan, costs)
+        return lower(plan, self.stages, fingerprint, self.batch.layouts, seconds)
 
     # ------------------------------------------------------------------ engines
 
@@ -210,6 +212,7 @@ class PipelinedLoss:
             {
                 "plan": str(self.plan),
                 "model": " ".join(programs),
+                "lowered plan": str(self.lowered.plan),
                 "order of transfers": " ".join(step.transfers[k].name for k in step.order),
                 "batch": str(self.batch.avals),
                 "JAX": jax.__version__,
@@ -259,7 +262,7 @@ class PipelinedLoss:
     @cached_property
     def evaluator(self) -> "Runner":
         """The engine of forwards alone, compiled."""
-        return self._runner(self._lower(forwards_only(self.schedule)))
+        return self._runner(self._lower(self.lowered.plan.forwards_only()))
 
     # ------------------------------------------------------------------ values on devices
 
@@ -327,11 +330,11 @@ class PipelinedLoss:
         at = len(self.staged.units)
         copies: dict[tuple[int, int], int] = {}
         for transfer in self.lowered.step.transfers:
-            if transfer.kind != "P":
+            if transfer.kind is not Cargo.PARAMETERS:
                 continue
-            for value in transfer.values:
+            for unit in transfer.parts:
                 if transfer.target in self.mesh.local_ranks:
-                    copies[transfer.target, value.index] = at
+                    copies[transfer.target, unit] = at
                     at += 1
         return [
             [copies.get((program.rank, unit), unit) for unit in program.params]

@@ -25,7 +25,7 @@ from octojax.executor.engine import Results
 from octojax.executor.recorded import Ledger, Recorder, timeline_of
 from octojax.executor.share import shared_exchange
 from octojax.frontends import adapt
-from octojax.ir import LayerGraph, Machine, Plan, Timeline
+from octojax.ir import LayerGraph, LoweredPlan, Machine, Plan, Timeline
 from octojax.update import GRAD_NORM, Places, Update, build_update
 
 
@@ -74,6 +74,11 @@ class TrainStep:
     @property
     def plan(self) -> Plan:
         return self.loss.plan
+
+    @property
+    def lowered(self) -> LoweredPlan:
+        """Everything that every rank executes in a step, in order; `print` it."""
+        return self.loss.lowered.plan
 
     @property
     def layers(self) -> LayerGraph:

@@ -8,8 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from octojax.executor.work import forwards_only
-from octojax.ir import Schedule
+from octojax.ir import LoweredPlan, Schedule
 from tests.pipelines import FIG3, assert_exact, case_of, compiled, expected, pipe, relative_error
 
 SCHEDULES = [
@@ -144,7 +143,8 @@ def test_evaluation_before_training_changes_nothing():
 
 
 def test_forwards_only_keeps_the_order_of_each_rank():
-    assert str(forwards_only(FIG3)) == ("0F0 1F0 0F1 1F1 4F0 4F1\n2F0 3F0 2F1 3F1 5F0 5F1")
+    forwards = LoweredPlan.of(FIG3).forwards_only().schedule
+    assert str(forwards) == ("0F0 1F0 0F1 1F1 4F0 4F1\n2F0 3F0 2F1 3F1 5F0 5F1")
 
 
 def test_a_rank_may_span_devices_of_a_data_axis():
