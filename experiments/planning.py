@@ -7,11 +7,11 @@ import jax
 from runner import Settings
 
 import octojax as octopipe
-from octojax.ir import LayerCost, LayerGraph, Machine, Placement, Plan, Profile
+from octojax.ir import LayerCost, LayerGraph, Machine, Placement, Plan, Profile, uniform_partition
 from octojax.profiling import measure
 from octojax.report import Panel
 from octojax.schedules import generate
-from octojax.simulate import simulate, uniform_partition
+from octojax.simulate import simulate
 from octojax.tune import TuneResult, tune
 
 OPERATIONS_PER_S = 5e9  # only sets the unit of time where nothing was measured
@@ -101,7 +101,7 @@ def tuned(profile: Profile, settings: Settings) -> Plans:
 def one_f_one_b(profile: Profile, settings: Settings) -> Plan:
     """Returns what a user without a tuner would run: equal numbers of layers, fused backward."""
     return Plan(
-        uniform_partition(profile.num_layers, settings.ranks),
+        uniform_partition(profile.kinds, settings.ranks),
         Placement.sequential(settings.ranks),
         generate("1f1b", settings.ranks, settings.microbatches),
         name="1f1b, uniform",

@@ -32,7 +32,7 @@ def main() -> None:
     while len(rows) < options.cases:
         profile = case(seed)
         seed += 1
-        exact = tune(profile, method="ilp")
+        exact = tune(profile, method="exact")
         if exact.stop != "optimal":
             continue  # the enumeration did not end
         made = tune(profile, iterations=options.iterations, replicated=False)

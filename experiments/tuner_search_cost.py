@@ -48,10 +48,10 @@ def main() -> None:
             )
         print(table[-1], flush=True)
     try:
-        tune(profile, method="ilp", seconds=options.seconds)
+        tune(profile, method="exact", seconds=options.seconds)
     except ValueError as error:
-        table.append(dict.fromkeys(table[0], "") | {"method": "ilp", "makespan_ms": "none found"})
-        print(f"ilp: {error}")
+        table.append(dict.fromkeys(table[0], "") | {"method": "exact", "makespan_ms": "none found"})
+        print(f"exact: {error}")
     write_rows("table5", table)
     write_rows("fig12", curves)
     draw(curves, options.seconds)

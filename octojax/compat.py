@@ -8,8 +8,10 @@ Supported: JAX 0.10.2 to 0.12. Differences met, old | new:
 """
 
 import contextlib
+import ctypes
 import functools
 import gc
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -180,12 +182,62 @@ def distributed_client() -> Any:
     return distributed.global_state.client
 
 
+def without_preemption_service() -> None:
+    """Leaves SIGTERM what it is: JAX's service for cluster schedulers would catch it, and the
+    process would go on. `JAX_ENABLE_PREEMPTION_SERVICE` in the environment keeps it."""
+    if "JAX_ENABLE_PREEMPTION_SERVICE" not in os.environ:
+        jax.config.update("jax_enable_preemption_service", False)
+
+
+def distributed_place() -> tuple[int, int]:
+    """This process's number and how many there are. `jax.process_index()` says the same, but
+    touches the devices, after which JAX's configuration cannot change."""
+    from jax._src import distributed
+
+    state = distributed.global_state
+    return state.process_id or 0, state.num_processes or 1
+
+
+_forgotten: list[Any] = []
+
+
+def forget_distributed() -> None:
+    """At the end of Python `jax.distributed` will not say farewell, for which all must come.
+
+    Its client does so in its destructor too: it is kept for ever.
+    """
+    from jax._src import distributed
+
+    state = distributed.global_state
+    for kept in (state.client, state.preemption_sync_manager, state.service):
+        if kept is not None:
+            _forgotten.append(kept)
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+    state.client = state.preemption_sync_manager = state.service = None
+
+
 def key_impl(aval: Aval) -> str:
     """The name of the PRNG that typed keys of this aval belong to, such as "threefry2x32".
 
     `jax.random.key_impl` takes arrays only, in both versions.
     """
     return aval.dtype._impl.name
+
+
+def user_lines(eqn: JaxprEqn) -> tuple[tuple[str, int, str], ...]:
+    """The user's `(file, line, function)` that an equation was traced from, innermost first.
+
+    Frames of JAX itself are left out. No version has a public name for it.
+    """
+    return _user_lines(eqn.source_info.traceback)
+
+
+@functools.lru_cache(maxsize=4096)
+def _user_lines(traceback: Any) -> tuple[tuple[str, int, str], ...]:
+    from jax._src import source_info_util
+
+    frames = source_info_util.user_frames(traceback)
+    return tuple((f.file_name, f.start_line, f.function_name) for f in frames)
 
 
 def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:

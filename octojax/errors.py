@@ -44,6 +44,14 @@ class ExecutionError(OctoPipeError, RuntimeError):
     """A step failed while running; names rank, action, value and peer."""
 
 
+class PeerError(ExecutionError):
+    """Another process has ended, or does not come; names it."""
+
+
 class NonFiniteError(ExecutionError, FloatingPointError):
     """A step made a NaN or an infinity under `jax.debug_nans` or `jax.debug_infs`; names rank,
     action, operation and the line of the user's code."""
+
+
+class RowsWarning(UserWarning):
+    """The loss mixes rows of its batch, so some of its values are those of the microbatches."""

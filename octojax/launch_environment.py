@@ -7,6 +7,9 @@ TIMEOUT = "OCTOPIPE_TIMEOUT_S"
 HEARTBEAT = "OCTOPIPE_HEARTBEAT_S"
 """Set where the launcher runs the coordinator, so that process 0 does not: the seconds after which
 it gives up a silent process. All must know the same."""
+FOLDER = "OCTOPIPE_FOLDER"
+"""Where launcher and processes leave notes: the file `joined.3` says that process 3 has called
+`initialize`, the text of `ended.3` how it has ended."""
 
 
 def heartbeat_s(timeout_s: float) -> int:

@@ -12,10 +12,10 @@ from flax import linen, nnx
 from jax.sharding import Mesh
 
 import octojax as octopipe
-from octojax.api.options import options_of
-from octojax.api.planning import balanced
+from octojax.api.options import Options, options_of
+from octojax.api.planning import make_plan
 from octojax.errors import CutError, LossError, MeshError, PlanError, ScheduleError
-from octojax.ir import LayerCost, Partition, Placement, Plan, Profile, Schedule
+from octojax.ir import Layer, LayerCost, LayerGraph, Partition, Placement, Plan, Profile, Schedule
 from octojax.schedules import generate
 from tests.pipelines import FAST, case_of, compiled, pipe, relative_error
 
@@ -319,8 +319,11 @@ def test_carried_state_on_a_stage_of_two_ranks():
         compiled(case, "dualpipe", 2, 4)
 
 
-def test_balanced_partitions_are_best():
-    assert balanced((2, 1, 1, 1, 1, 1, 1, 1, 1, 5), 4).sizes in {(3, 3, 3, 1), (4, 4, 1, 1)}
-    assert balanced((1,) * 5, 4).sizes.count(1) == 3
-    assert max(balanced((1,) * 30, 4).sizes) == 8
-    assert balanced((0, 0, 0, 0), 2).sizes == (2, 2)
+def test_the_default_cut_is_the_best_of_equals():
+    layers = tuple(Layer(f"l{i}", "layer", 100.0, 8, 8) for i in range(5))
+    schedule = generate("1f1b", 4, 8)
+    for named in ({}, {"partition": "balanced"}, {"partition": "alpa"}, {"partition": "uniform"}):
+        plan = make_plan(Options(**named), schedule, LayerGraph(layers))
+        assert plan.partition.sizes == (2, 1, 1, 1), named
+    with pytest.raises(ValueError, match="did you mean 'balanced'"):
+        make_plan(Options(partition="balance"), schedule, LayerGraph(layers))

@@ -10,6 +10,7 @@ from octojax.api.options import options_of
 from octojax.api.pipelined import PipelinedLoss
 from octojax.api.structure import like
 from octojax.frontends import adapt
+from octojax.processes import call
 
 
 def value_and_grad(
@@ -35,7 +36,7 @@ def value_and_grad(
     Parameters are copied to their ranks in every call; a training loop of one's own that wants
     them to stay there uses `octopipe.compile`.
     """
-    with compat.jit_enabled():
+    with call("compile"), compat.jit_enabled():
         pure = adapt(params, loss_fn)
         loss = PipelinedLoss(pure, batch, options_of(model or params, **options), mesh)
         _ = loss.trainer
@@ -58,10 +59,12 @@ class PipelinedGradient:
 
         def work() -> tuple[Any, Any, Any]:
             held = loss.place(now.params, now.state)
-            results, value, aux = loss.run(loss.trainer, held, batch)
+            values = jax.tree.leaves((now.params, now.state))
+            results, value, aux = loss.run(loss.trainer, held, batch, values=values)
             return value, aux, loss.tree(loss.filled(results))
 
-        value, aux, found = loss.calls.run(work, "value_and_grad")
+        with call("value_and_grad"):
+            value, aux, found = loss.calls.run(work, "value_and_grad")
         grads = jax.tree.map(_beside, like(found, now.params), now.params)
         return ((value, aux) if self.has_aux else value), grads
 

@@ -10,9 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.extend.core import jaxpr_as_fun
 
 from octojax import compat
+from octojax.api.agreement import REMEDY, Stamp, constant_facts, value_facts
 from octojax.api.options import Options
 from octojax.api.planning import (
     check_recompute,
@@ -26,9 +28,11 @@ from octojax.api.planning import (
 from octojax.api.state_layout import Held, StateLayout, check_alive, fresh
 from octojax.api.structure import leaves_like
 from octojax.api.tuning import tuned_plan
+from octojax.api.whole_batch import WholeBatch, leaves_without_rows
 from octojax.costs import Device, estimate
 from octojax.errors import PlanError
 from octojax.executor.engine import Engine, Results
+from octojax.executor.kept_memory import keep_memory
 from octojax.executor.lower import Lowered, lower
 from octojax.executor.prepare import Model
 from octojax.executor.recorded import Recorder
@@ -43,15 +47,15 @@ from octojax.layers.find import LayeredLoss, find_layers
 from octojax.layers.state import StateKind
 from octojax.mesh import PipelineMesh, pipeline_mesh
 from octojax.passes import Pipeline
-from octojax.processes import agree, several, step_timeout_s
+from octojax.processes import agree, busy, several, step_timeout_s
 from octojax.programs.build import compile_all
 from octojax.programs.microbatch import Microbatches, plan_microbatches
-from octojax.programs.recipe import raw, stored
+from octojax.programs.recipe import raw, stored, unstored
 from octojax.simulate.durations import durations
 from octojax.stages.differentiate import differentiate
-from octojax.stages.fingerprint import fingerprint
+from octojax.stages.fingerprint import fingerprint, portable
 from octojax.stages.program import Ref, Role, Stage
-from octojax.trace import Leaves, path_name, trace_loss
+from octojax.trace import Leaves, path_name
 
 TYPICAL = Device(flops_per_s=1e12, bandwidth_bytes_per_s=3e10)
 """Only for the order of transfers, where no profile is given: what counts is how stages compare."""
@@ -68,27 +72,42 @@ class Runner:
 class PipelinedLoss:
     """`pure` cut into stages by a plan, for batches like `batch`. Compiles on first use.
 
+    A tuned plan (`schedule="auto"`) counts the state of `optimizer` in every rank's memory.
+
     Raises before anything is launched: `MeshError`, `PlanError`, `ScheduleError`, `CutError`,
     `LossError` or `ValueError`, each with the numbers and the remedy.
     """
 
-    def __init__(self, pure: PureLoss, batch: Any, options: Options, mesh: Any = None) -> None:
+    def __init__(
+        self,
+        pure: PureLoss,
+        batch: Any,
+        options: Options,
+        mesh: Any = None,
+        optimizer: optax.GradientTransformation | None = None,
+    ) -> None:
         self.pure, self.options = pure, options
+        if options.keep_memory and jax.default_backend() == "cpu":
+            keep_memory()
         table = given_schedule(options)
         ranks = ranks_wanted(options) if mesh is None else None
         self.mesh: PipelineMesh = pipeline_mesh(mesh, options.axis, ranks)
         count = options.microbatches or (table.num_microbatches if table is not None else 1)
         paths, self.batch_tree = jax.tree_util.tree_flatten_with_path(batch)
-        self.batch: Microbatches = plan_microbatches(
+        names = [path_name(path) or "the batch" for path, _ in paths]
+        self.given: Microbatches = plan_microbatches(
             [leaf for _, leaf in paths],
-            [path_name(path) or "the batch" for path, _ in paths],
+            names,
             count,
             self.mesh.data_size,
-            summed=options.reduction == "sum",
+            shared=leaves_without_rows(names, [np.ndim(leaf) for _, leaf in paths], options),
         )
+        self.whole = WholeBatch(pure, self.given, self.batch_tree, options)
+        self.whole.check()
+        self.batch: Microbatches = self.whole.batch
         if options.schedule == "auto" and options.plan is None:
             refuse_with_auto(options)
-            plan = tuned_plan(pure, self.batch, self.batch_tree, self.mesh, options)
+            plan = tuned_plan(pure, self.given, self.batch_tree, self.mesh, options, optimizer)
             self.options = options = replace(options, plan=plan)
         table = choose_schedule(options, self.mesh.num_ranks, count)
         self._min_layers = layers_wanted(options, table)
@@ -99,7 +118,7 @@ class PipelinedLoss:
         self.plan: Plan = pipeline.on_plan(plan)
         check_recompute(self.plan)
         self.layers = layered.graph
-        self.staged: StagedLoss = cut_stages(layered, self.plan.partition)
+        self.staged: StagedLoss = self._cut(layered)
         self.stages: tuple[tuple[Stage, ...], ...] = self._stages()
         self._check_state()
         wiring = wiring_of(self.stages, len(self.staged.units))
@@ -107,6 +126,8 @@ class PipelinedLoss:
         self.calls = StepThread(self.timeout_s, 0.0 if several() else GRACE_S)
         self.compilations = 0
         self._zero_gradients: dict[int, jax.Array] = {}
+        self.facts: dict[str, str] = {}  # what else the processes must have alike
+        self._compared = False  # whether a batch has been, thoroughly
 
     # ------------------------------------------------------------------ cutting
 
@@ -115,9 +136,11 @@ class PipelinedLoss:
         return self.plan.schedule
 
     def _layers(self, microbatch: int) -> LayeredLoss:
-        shapes = self.batch_tree.unflatten(self.batch.shapes(microbatch))
-        traced = trace_loss(self.pure.fn, self.pure.params, shapes, self.pure.state)
-        return find_layers(traced, self._min_layers)
+        return find_layers(self.whole.traced(microbatch), self._min_layers)
+
+    def _cut(self, layered: LayeredLoss) -> StagedLoss:
+        ranks = [min(ranks) for ranks in self.plan.placement.stages]
+        return cut_stages(layered, self.plan.partition, ranks)
 
     def _stages(self) -> tuple[tuple[Stage, ...], ...]:
         """The stages of every microbatch; equal sizes share them."""
@@ -129,7 +152,7 @@ class PipelinedLoss:
             staged = self.staged
             if microbatch:
                 layered = self._relayered(self._layers(microbatch))
-                staged = layered and cut_stages(layered, self.plan.partition)
+                staged = layered and self._cut(layered)
                 if staged is None or staged.units != self.staged.units:
                     raise PlanError(
                         f"the loss of {size} rows has other operations or constants than the "
@@ -207,12 +230,21 @@ class PipelinedLoss:
     def _agree(self) -> None:
         """Refuses to run unless every process has the same plan, model and versions."""
         step = self.lowered.step
-        programs = (fingerprint(stage.forward) for stage in self.stages[0])
+        if not several():
+            return
+        stages = {
+            f"model, stage {s}": portable(stage.forward.jaxpr)
+            for s, stage in enumerate(self.stages[0])
+        }
+        compares = self.options.compare_values
         agree(
             {
                 "plan": str(self.plan),
-                "model": " ".join(programs),
                 "lowered plan": str(self.lowered.plan),
+                **stages,
+                **(constant_facts(self.staged.constants) if compares else {}),
+                **self.facts,
+                "compare_values": str(compares),
                 "order of transfers": " ".join(step.transfers[k].name for k in step.order),
                 "batch": str(self.batch.avals),
                 "JAX": jax.__version__,
@@ -232,8 +264,13 @@ class PipelinedLoss:
             else self.staged.unit_avals[r.index]
             for r in reads
         )
+        rest = {
+            "joins": self.whole.joins,
+            "terms": self.staged.terms,
+            "trainable": self._trainable,
+        }
         if not counters.leaves:
-            return Model(self.staged.unit_avals)
+            return Model(self.staged.unit_avals, **rest)
         function = jaxpr_as_fun(counters.jaxpr)
         used = len(counters.reads)
         return Model(
@@ -242,6 +279,7 @@ class PipelinedLoss:
             reads,
             avals,
             lambda *values: function(*values[:used]),
+            **rest,
         )
 
     def _runner(self, lowered: Lowered) -> "Runner":
@@ -249,9 +287,13 @@ class PipelinedLoss:
         self._agree()
         make = transport(self.options.transport, self.timeout_s)
         engine = Engine(lowered, self.mesh, self.batch, self._model, make, self.timeout_s)
-        compiled = compile_all(engine.jobs(), self.options.progress, self.options.compiler_options)
-        self.compilations += len(compiled)
-        engine.ready(compiled)
+        with busy("compiling"):
+            compiled = compile_all(
+                engine.jobs(), self.options.progress, self.options.compiler_options
+            )
+            _ = self._coefficients
+            self.compilations += len(compiled)
+            engine.ready(compiled)
         return Runner(engine, self._sources(engine))
 
     @cached_property
@@ -302,7 +344,7 @@ class PipelinedLoss:
         )
         carried = {
             leaf.index: fresh(
-                raw(jnp.asarray(state_leaves[leaf.index])), ranks[self._home(leaf.stage)].replicated
+                raw(jnp.asarray(leaf.value(state_leaves))), ranks[self._home(leaf.stage)].replicated
             )
             for leaf in self.staged.state
             if leaf.kind is StateKind.CARRIED and self._home(leaf.stage) in here
@@ -310,7 +352,7 @@ class PipelinedLoss:
         counted = [
             units[ref.index]
             if ref.role is Role.PARAM
-            else raw(jnp.asarray(state_leaves[ref.index]))
+            else raw(jnp.asarray(self.staged.state[ref.index].value(state_leaves)))
             for ref in self._model.count_reads
         ]
         counters = tuple(
@@ -318,6 +360,20 @@ class PipelinedLoss:
             for rank in self.mesh.local_ranks
         )
         return Held(owned, self.copies(owned), carried, counters)
+
+    def agree_on(self, params: Any, state: Any, topic: str) -> None:
+        """Returns if all processes have these parameters and this module state.
+
+        Raises `MeshError` naming the leaves that differ, and between which processes.
+        """
+        if not several() or not self.options.compare_values:
+            return
+        traced = self.staged.traced
+        leaves = [
+            *leaves_like(params, traced.params, "the parameters"),
+            *leaves_like(state, traced.state, "the leaves of module state"),
+        ]
+        agree(value_facts([*traced.params.names, *traced.state.names], leaves), topic, REMEDY)
 
     def _home(self, stage: int | None) -> int:
         return self.plan.placement.stages[stage or 0][0]
@@ -342,18 +398,35 @@ class PipelinedLoss:
         ]
 
     def run(
-        self, runner: "Runner", held: Held, batch: Any, record: Recorder | None = None
+        self,
+        runner: "Runner",
+        held: Held,
+        batch: Any,
+        record: Recorder | None = None,
+        values: Sequence[Any] = (),
     ) -> tuple[Results, Any, Any]:
-        """Returns what an engine made of a batch, with loss and aux taken out of it."""
-        return self.calls.run(lambda: self._run(runner, held, batch, record), "a step")
+        """Returns what an engine made of a batch, with loss and aux taken out of it.
+
+        Several processes compare the batch, and `values` with it; see `octojax.api.agreement`.
+        """
+        return self.calls.run(lambda: self._run(runner, held, batch, record, values), "a step")
 
     def _run(
-        self, runner: "Runner", held: Held, batch: Any, record: Recorder | None
+        self,
+        runner: "Runner",
+        held: Held,
+        batch: Any,
+        record: Recorder | None,
+        values: Sequence[Any],
     ) -> tuple[Results, Any, Any]:
         inputs = self._inputs(runner, held, batch)
+        stamp = None if self.share is None else self._stamp([*inputs[-1], *values])
         results = runner.engine.run(*inputs, record, self.calls.stop)
-        known = results.emits if self.share is None else self._everywhere(runner, results)
+        known = results.emits if stamp is None else self._everywhere(runner, results, stamp)
         emits = [known[e] for e in range(self.staged.traced.num_emits)]
+        for (emit, rank), aval in runner.engine.added.items():
+            term = self.layout.from_owner(results.terms.get((emit, rank)), rank, aval)
+            emits[emit] = emits[emit] + jax.device_put(term, emits[emit].sharding)
         return results, emits[0], self.staged.traced.aux.unflatten(emits[1:])
 
     def rehearse(self, held: Held, batch: Any, record: Recorder) -> None:
@@ -367,23 +440,62 @@ class PipelinedLoss:
         check_alive(held)
         flat = [*held.units, *chain.from_iterable(held.copies)]
         params = [[flat[i] for i in where] for where in runner.sources]
+        if self._coefficients is not None:
+            placed = jax.device_put([raw(jnp.asarray(x)) for x in leaves], self._first_device)
+            leaves = [*leaves, *self._coefficients(*placed)]
         return params, [held.carried] * len(runner.sources), held.counters, leaves
 
-    def _everywhere(self, runner: "Runner", results: Results) -> Mapping[int, jax.Array]:
-        """Returns what the loss returned in every process, from the ranks that made it."""
+    @property
+    def _first_device(self) -> jax.sharding.Sharding:
+        """A device of this process, for what every process evaluates itself."""
+        devices = self.mesh.ranks[self.mesh.local_ranks[0]].devices
+        here = [d for d in devices if d.process_index == jax.process_index()]
+        return jax.sharding.SingleDeviceSharding(here[0])
+
+    @cached_property
+    def _coefficients(self) -> Any:
+        """The compiled program of what microbatches read of the whole batch; None without any."""
+        evaluate = self.whole.evaluate
+        if evaluate is None:
+            return None
+        avals = self.given.avals
+        shapes = [
+            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self._first_device)
+            for a in map(stored, avals)
+        ]
+
+        def coefficients(*leaves: Any) -> tuple[Any, ...]:
+            return tuple(evaluate([unstored(x, a) for x, a in zip(leaves, avals, strict=True)]))
+
+        return jax.jit(coefficients, keep_unused=True).lower(*shapes).compile()
+
+    def _stamp(self, leaves: Sequence[Any]) -> Stamp:
+        stamp = Stamp(leaves, thorough=not self._compared, every=self.options.compare_values)
+        self._compared = True
+        return stamp
+
+    def _everywhere(
+        self, runner: "Runner", results: Results, stamp: Stamp
+    ) -> Mapping[int, jax.Array]:
+        """Returns what the loss returned in every process, from the ranks that made it.
+
+        Raises `MeshError` if another process is at another step or has another batch.
+        """
         assert self.share is not None
         runner.engine.drain(results)
-        return {
-            leaf: self.share.from_owner(results.emits.get(leaf), owner, aval)
-            for leaf, (owner, aval) in sorted(runner.engine.emitted.items())
-        }
+        headers, emits = self.share.with_headers(
+            stamp.to_bytes(), results.emits, runner.engine.emitted
+        )
+        names = [*self.batch.names, *(f"value {i}" for i in range(len(stamp.leaves)))]
+        stamp.compare(headers, self.mesh, names[: len(stamp.leaves)])
+        return emits
 
     def batch_leaves(self, batch: Any) -> list[Any]:
         leaves, tree = jax.tree.flatten(batch)
         if tree != self.batch_tree:
-            expected = Leaves(self.batch_tree, self.batch.names, self.batch.avals)
+            expected = Leaves(self.batch_tree, self.given.names, self.given.avals)
             leaves = leaves_like(batch, expected, "the leaves of this batch")
-        self.batch.check(leaves)
+        self.given.check(leaves)
         return leaves
 
     def next_state(self, held: Held, results: Results) -> tuple[Mapping[int, jax.Array], Any]:
@@ -429,6 +541,7 @@ class PipelinedLoss:
             self.share,
             staged.traced.params,
             staged.traced.state,
+            staged.state,
             staged.units,
             staged.unit_avals,
             self.owners,

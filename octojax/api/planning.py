@@ -6,8 +6,18 @@ from pathlib import Path
 
 from octojax.api.options import Options
 from octojax.errors import MeshError, PlanError
-from octojax.ir import Kind, LayerGraph, Partition, Placement, Plan, Schedule
+from octojax.ir import (
+    Kind,
+    LayerGraph,
+    Partition,
+    Placement,
+    Plan,
+    Profile,
+    Schedule,
+    uniform_partition,
+)
 from octojax.ir.verify import verify
+from octojax.partitioners import partition
 from octojax.schedules import generate
 from octojax.schedules.options import ranks_of_stages
 
@@ -124,21 +134,26 @@ def make_plan(options: Options, schedule: Schedule, graph: LayerGraph) -> Plan:
             )
         return options.plan
     stages = schedule.num_stages
-    partition = _partition(options.partition, graph, stages)
-    if partition.num_stages != stages or partition.num_layers != graph.num_layers:
+    sizes = _partition(options.partition, graph, options.profile, stages, schedule.num_microbatches)
+    if sizes.num_stages != stages or sizes.num_layers != graph.num_layers:
         raise PlanError(
-            f"the partition [{partition}] has {partition.num_stages} stages of "
-            f"{partition.num_layers} layers in all; the schedule runs {stages} stages and the "
+            f"the partition [{sizes}] has {sizes.num_stages} stages of "
+            f"{sizes.num_layers} layers in all; the schedule runs {stages} stages and the "
             f"model has {graph.num_layers} layers. Give {stages} sizes that add up to "
             f"{graph.num_layers}"
         )
     recompute = _recompute(options.recompute, schedule)
-    return Plan(partition, schedule.placement, schedule, recompute)
+    return Plan(sizes, schedule.placement, schedule, recompute)
 
 
 def _partition(
-    wanted: str | Partition | Sequence[int] | None, graph: LayerGraph, stages: int
+    wanted: str | Partition | Sequence[int] | None,
+    graph: LayerGraph,
+    profile: Profile | None,
+    stages: int,
+    microbatches: int,
 ) -> Partition:
+    """Returns the partition asked for; a named partitioner sees the profile, or operations."""
     if isinstance(wanted, Partition):
         return wanted
     if wanted is not None and not isinstance(wanted, str):
@@ -149,45 +164,10 @@ def _partition(
             f"layer(s), and a stage needs at least one. Use fewer ranks or chunks, or mark more "
             f"borders in the model with octopipe.boundary"
         )
-    if wanted in (None, "balanced"):
-        return balanced(tuple(layer.flops for layer in graph.layers), stages)
     if wanted == "uniform":
-        each, more = divmod(graph.num_layers, stages)
-        return Partition(tuple(each + (s < more) for s in range(stages)))
-    raise PlanError(
-        f"unknown partition {wanted!r}; give 'balanced', 'uniform', or layers per stage"
-    )
-
-
-def balanced(costs: Sequence[float], stages: int) -> Partition:
-    """Returns the partition whose costliest stage is cheapest; then with least spread.
-
-    Dynamic program over (stages, layers): minimises the largest stage, ties by the sum of
-    squared stage costs. Every layer counts a little beside its cost, so that layers without
-    operations are spread evenly too.
-    """
-    floor = max(sum(costs), 1.0) * 1e-6 / len(costs)
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost + floor)
-    best: list[tuple[float, float, tuple[int, ...]]] = [
-        (sums[n], sums[n] ** 2, (n,)) for n in range(len(sums))
-    ]
-    for stage in range(1, stages):
-        best = [
-            min(
-                (
-                    max(best[k][0], sums[n] - sums[k]),
-                    best[k][1] + (sums[n] - sums[k]) ** 2,
-                    (*best[k][2], n - k),
-                )
-                for k in range(stage, n)
-            )
-            if n > stage
-            else (float("inf"), float("inf"), ())
-            for n in range(len(sums))
-        ]
-    return Partition(best[-1][2])
+        return uniform_partition([layer.kind for layer in graph.layers], stages)
+    operations = tuple(float(layer.flops) for layer in graph.layers)
+    return partition(wanted or "balanced", profile or operations, stages, microbatches)
 
 
 def _check_placement(wanted: Placement | None, schedule: Schedule) -> None:

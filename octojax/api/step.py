@@ -1,9 +1,10 @@
 """`octopipe.compile` and the training step that it returns."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import optax
 from octojax import compat
 from octojax.api import saving
 from octojax.api.adoption import adopt
+from octojax.api.agreement import optimizer_facts
 from octojax.api.beside import beside_slots
 from octojax.api.opt_state import OptimizerForm, optimizer_form
 from octojax.api.options import options_of
@@ -26,6 +28,7 @@ from octojax.executor.recorded import Ledger, Recorder, timeline_of
 from octojax.executor.share import shared_exchange
 from octojax.frontends import adapt
 from octojax.ir import LayerGraph, LoweredPlan, Machine, Plan, Timeline
+from octojax.processes import call
 from octojax.update import GRAD_NORM, Places, Update, build_update
 
 
@@ -53,6 +56,23 @@ jax.tree_util.register_dataclass(
 )
 
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _alike(topic: str) -> Callable[[Method], Method]:
+    """Marks a method of a state that all processes call alike, in the same order."""
+
+    def decorate(method: Method) -> Method:
+        @wraps(method)
+        def called(self: "TrainStep", state: TrainState, *args: Any, **options: Any) -> Any:
+            with call(f"{topic} {getattr(state, 'step', '?')}"):
+                return method(self, state, *args, **options)
+
+        return called  # type: ignore[return-value]
+
+    return decorate
+
+
 class TrainStep:
     """A compiled pipeline step: `state, metrics = step(state, batch)`.
 
@@ -60,10 +80,9 @@ class TrainStep:
     state whole, or what it made can be had by `recover()`. `with octopipe.compile(...) as step:`
     closes it at the end; see `close`.
 
-    `metrics` are `loss` (mean over microbatches, weighted by their rows, or with
-    `reduction="sum"` their sum), `grad_norm` (over all stages) and, where the loss returns any,
-    `aux` (joined as `octojax.programs.finish` says: floating scalars are averaged, integers
-    summed, rows concatenated).
+    `metrics` are `loss` (of the whole batch), `grad_norm` (over all stages) and, where the loss
+    returns any, `aux`, joined by what its leaves depend on, or as `aux=` says; see
+    docs/exactness.md.
     """
 
     def __init__(self, loss: PipelinedLoss, optimizer: optax.GradientTransformation) -> None:
@@ -104,11 +123,14 @@ class TrainStep:
         if whole is not None:
             params = whole[0]
             state = whole[1] or None if state is None else state
-        held = self.loss.place(
-            pure.params if params is None else params, pure.state if state is None else state
-        )
-        return self.renewed(held, self.first_opt_state(held), 0)
+        params = pure.params if params is None else params
+        state = pure.state if state is None else state
+        with call("init"):
+            self.loss.agree_on(params, state, "the first parameters")
+            held = self.loss.place(params, state)
+            return self.renewed(held, self.first_opt_state(held), 0)
 
+    @_alike("adoption of step")
     def adopt(self, state: TrainState, *, reset_optimizer: bool = False) -> TrainState:
         """Returns the state of another step of the same model, placed as this step's plan says.
 
@@ -147,7 +169,8 @@ class TrainStep:
         With `record` also the `Timeline` of what happened on every rank: each action and
         transfer, and the bytes held. All processes record the same steps.
         """
-        return self.loss.calls.run(lambda: self._call(state, batch, record), "the step")
+        with call(f"step {getattr(state, 'step', '?')}"):
+            return self.loss.calls.run(lambda: self._call(state, batch, record), "the step")
 
     def _call(self, state: TrainState, batch: Any, record: bool) -> Any:
         if not record:
@@ -214,6 +237,7 @@ class TrainStep:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @_alike("rehearsal at step")
     def rehearse(
         self, state: TrainState, batch: Any, *, rounds: int = 5, machine: Machine | None = None
     ) -> Rehearsal:
@@ -232,6 +256,7 @@ class TrainStep:
             "rehearse",
         )
 
+    @_alike("evaluation at step")
     def evaluate(self, state: TrainState, batch: Any) -> dict[str, Any]:
         """Returns `loss` and `aux` of a batch of the training batch's form; changes nothing."""
         self._expect_state(state)
@@ -241,6 +266,7 @@ class TrainStep:
         )
         return {"loss": value, **({"aux": aux} if jax.tree.leaves(aux) else {})}
 
+    @_alike("value_and_grad at step")
     def value_and_grad(self, state: TrainState, batch: Any) -> tuple[jax.Array, Any, Any]:
         """Returns `(loss, aux, grads)` without an update; gradients in the user's tree."""
         self._expect_state(state)
@@ -252,23 +278,27 @@ class TrainStep:
 
         return loss.calls.run(work, "value_and_grad")
 
+    @_alike("reference at step")
     def reference(self, state: TrainState, batch: Any) -> tuple[jax.Array, Any]:
         """Returns `(loss, grads)` of the unpipelined model on one device, for comparison.
 
-        Rows, keys and module state of every microbatch are those of the pipeline.
+        It sees the whole batch at once; where random keys or carried module state belong to
+        microbatches, it sees these one after the other, as the pipeline does.
         """
         self._expect_state(state)
         params, module_state = self.params(state), self.module_state(state)
-        found = reference(self.loss.pure.fn, params, module_state, batch, self.loss.batch)
+        found = reference(self.loss.whole, params, module_state, batch)
         return found[0], found[2]
 
     # ------------------------------------------------------------------ back to the user
 
+    @_alike("parameters at step")
     def params(self, state: TrainState) -> Any:
         """Returns the parameters as the user's tree, copied to the first rank's devices."""
         self._expect_state(state)
         return self.loss.calls.run(lambda: self.loss.layout.gathered(state.held), "params")
 
+    @_alike("module state at step")
     def module_state(self, state: TrainState) -> Any:
         """Returns mutable and frozen module state as the front end's tree; None without any."""
         self._expect_state(state)
@@ -288,8 +318,9 @@ class TrainStep:
         Parameters and optimizer state are stored as the user's trees, so that the checkpoint
         reloads under any plan, and without octojax. Every process must call this.
         """
-        self._expect_state(state)
-        self.loss.calls.run(lambda: saving.save(self, path, state, overwrite), "save")
+        with call(f"save of step {getattr(state, 'step', '?')}"):
+            self._expect_state(state)
+            self.loss.calls.run(lambda: saving.save(self, path, state, overwrite), "save")
 
     def restore(self, path: str | Path) -> TrainState:
         """Returns the training state in a checkpoint, placed as this step's plan says.
@@ -301,7 +332,8 @@ class TrainStep:
             params, module_state, opt_state, count = saving.restore(self, path)
             return self.renewed(self.loss.place(params, module_state), opt_state, count)
 
-        return self.loss.calls.run(work, "restore")
+        with call("restore"):
+            return self.loss.calls.run(work, "restore")
 
     # ------------------------------------------------------------------ the update
 
@@ -338,6 +370,8 @@ class TrainStep:
         places = Places(tuple(r.replicated if r.index in here else None for r in loss.mesh.ranks))
         if loss.share is None:
             return Update(plan, places, compiler_options=loss.options.compiler_options)
+        if loss.options.compare_values:
+            loss.facts.update(optimizer_facts(plan))
         update, init = (shared_exchange(x, loss.share) for x in (plan.update, plan.init))
         return Update(plan, places, update, init, compiler_options=loss.options.compiler_options)
 
@@ -439,9 +473,9 @@ def compile(
             f"optimizer is of type {type(optimizer).__name__}, expected an optax optimizer such as "
             f"optax.adamw(1e-3); octopipe.value_and_grad works without one"
         )
-    with compat.jit_enabled():
+    with call("compile"), compat.jit_enabled():
         pure = adapt(model, loss_fn, params, trainable=trainable, state=state)
-        loss = PipelinedLoss(pure, batch, options_of(model, **options), mesh)
+        loss = PipelinedLoss(pure, batch, options_of(model, **options), mesh, optimizer)
         step = TrainStep(loss, optimizer)
         _ = step.update, loss.trainer
     return step

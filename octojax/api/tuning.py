@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import jax
+import optax
 
 from octojax.api.options import Options
 from octojax.frontends import PureLoss
@@ -21,14 +22,16 @@ def tuned_plan(
     tree: Any,
     mesh: PipelineMesh,
     options: Options,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Plan:
     """Returns the tuner's plan for this model, these ranks and microbatches.
 
-    The profile is `options.profile`, or measured on the ranks' devices. Of several processes the
+    The profile is `options.profile`, or measured on the ranks' devices, with the state that
+    `optimizer` keeps for each layer. Of several processes the
     first one searches, and all run its plan.
     """
     profile = options.profile or measure_together(
-        pure, tree.unflatten(batch.shapes(0)), mesh, microbatches=batch.count
+        pure, tree.unflatten(batch.shapes(0)), mesh, optimizer=optimizer, microbatches=batch.count
     )
     found = _search(profile, mesh, batch, options) if jax.process_index() == 0 else None
     text = "" if found is None else json.dumps(found.to_json())

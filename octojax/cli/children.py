@@ -20,6 +20,7 @@ def run_children(arguments: Sequence[str], processes: int, **options: Any) -> No
         arguments,
         processes,
         echo=lambda process, line: said.setdefault(process, []).append(line.rstrip()),
+        notice=lambda _: None,
         **options,
     )
     bad = [e for e in exits if e.code != 0]

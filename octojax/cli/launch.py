@@ -25,10 +25,14 @@ def command(
     timeout: Annotated[
         float, typer.Option(help="Seconds the others have to end once one has failed.", min=0)
     ] = 60.0,
+    grace: Annotated[
+        float,
+        typer.Option(help="Seconds they have to end after Ctrl-C, SIGTERM or SIGHUP.", min=0),
+    ] = 10.0,
     pin: Annotated[bool, typer.Option(help="Bind each process to one core.")] = False,
 ) -> None:
     """Start SCRIPT as N processes that find each other; what follows SCRIPT is passed to it."""
-    from octojax.launch import launch
+    from octojax.launch import exit_code, launch
 
     if not script.startswith("-") and not Path(script).is_file():  # -m MODULE: Python's own option
         what = "is a folder" if Path(script).is_dir() else "does not exist"
@@ -39,10 +43,11 @@ def command(
         devices_per_process=devices,
         port=port,
         timeout_s=timeout,
+        grace_s=grace,
         pin=pin,
     )
-    bad = [e for e in exits if e.code != 0]
-    for each in bad:
-        print(f"octopipe launch: {each}", file=sys.stderr)
-    if bad:
-        raise typer.Exit(1)
+    for each in exits:
+        if each.code != 0:
+            print(f"octopipe launch: {each}", file=sys.stderr)
+    if code := exit_code(exits):
+        raise typer.Exit(code)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from octojax.errors import FormatError
-from octojax.ir import LoweredPlan, Plan, Profile, Schedule, Timeline
+from octojax.ir import LoweredPlan, Plan, Profile, Schedule, Timeline, uniform_partition
 from octojax.ir.files import read_json, read_text
 
 
@@ -49,13 +49,11 @@ def read_timeline(path: str) -> Timeline:
 
 def read_plan(path: str, profile: str) -> Plan:
     """Returns the plan in `path`; a bare table is cut uniformly for the layers of `profile`."""
-    from octojax.simulate import uniform_partition
-
     found = read_schedule(path)
     if isinstance(found, Plan):
         return found
-    layers = read_profile(profile).num_layers
-    return Plan(uniform_partition(layers, found.num_stages), found.placement, found, name=path)
+    kinds = read_profile(profile).kinds
+    return Plan(uniform_partition(kinds, found.num_stages), found.placement, found, name=path)
 
 
 def expect_writable(*paths: str | Path | None) -> None:

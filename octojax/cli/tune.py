@@ -40,7 +40,7 @@ def command(
     ] = None,
     seed: Annotated[int, typer.Option(help="Same seed and iterations: same plan.", min=0)] = 0,
     method: Annotated[
-        str, typer.Option(help="best, octopipe (Algorithm 1), random, or ilp (exact, small).")
+        str, typer.Option(help="best, octopipe (Algorithm 1), random, or exact (small cases).")
     ] = "best",
     phases: Annotated[
         str, typer.Option(help="Which of partition,placement,schedule may change.")

@@ -20,12 +20,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from octojax.errors import ExecutionError
+from octojax.errors import ExecutionError, PeerError
 from octojax.executor.record import TransferClock
 from octojax.executor.stop import Stop, Stopped
 from octojax.executor.transport import Arrays, DevicePut, Mailboxes
 from octojax.ir import Transfer
 from octojax.mesh import PipelineMesh, Rank
+from octojax.processes import several, wait
 from octojax.programs.build import Job, compile_all
 
 PAIR = "pair"
@@ -52,7 +53,9 @@ class PairPermute:
     ) -> None:
         self.transfers = tuple(transfers)
         self.outgoing = Mailboxes(transfers, math.inf)  # a rank of this process: its waits end
-        self.arrived = Mailboxes(transfers, timeout_s)
+        self.timeout_s = timeout_s
+        # Waits for other processes end by the board of `octojax.processes`, which knows why.
+        self.arrived = Mailboxes(transfers, math.inf if several() else timeout_s)
         self.local = frozenset(mesh.local_ranks)
         self.direct = {
             k
@@ -106,13 +109,26 @@ class PairPermute:
             raise self.stop.error
 
     def _wait_for_lanes(self) -> None:
-        if not self.busy.wait_for_none(self.arrived.timeout_s):
-            mine = ", ".join(map(str, sorted(self.local)))
-            raise ExecutionError(
-                f"rank {mine} waited {self.arrived.timeout_s:g} s for its last transfers: a "
-                f"process has stopped, or is slower than that. Raise timeout_s if a step may "
-                f"take so long"
-            )
+        if not self.busy.number:
+            return
+        mine = ", ".join(map(str, sorted(self.local)))
+        text = (
+            f"rank {mine} waited {self.timeout_s:g} s for its last transfers: a process has "
+            f"stopped, or is slower than that. Raise timeout_s if a step may take so long"
+        )
+        if not several():
+            if not self.busy.wait_for_none(self.timeout_s):
+                raise ExecutionError(text)
+            return
+        errors: list[Exception] = []
+
+        def wake(error: Exception) -> None:
+            errors.append(error)
+            self.busy.give_up()
+
+        with wait(text, self.timeout_s, wake):
+            if not self.busy.wait_for_none():
+                raise errors[0]
 
     def begin(self, order: Sequence[int], stop: Stop) -> None:
         self._wait_for_lanes()
@@ -143,7 +159,25 @@ class PairPermute:
     def receive(self, number: int) -> Arrays:
         if number in self.direct:
             return self.copies.receive(number)
-        return self.arrived.get(number)
+        if not several():
+            return self.arrived.get(number)
+        t, errors = self.transfers[number], list[Exception]()
+
+        def wake(error: Exception) -> None:
+            errors.append(error)
+            self.stop.set(error)
+
+        text = (
+            f"rank {t.target} waited {self.timeout_s:g} s for {t.name} from rank {t.source}, which "
+            f"has not sent it. Raise timeout_s if one action may take so long"
+        )
+        with wait(text, self.timeout_s, wake):
+            try:
+                return self.arrived.get(number)
+            except Stopped:
+                if errors:
+                    raise errors[0] from None
+                raise
 
     def close(self) -> None:
         self.stop.set(Stopped("the step was closed"))  # a lane may still wait for a value
@@ -174,7 +208,7 @@ class PairPermute:
         except Exception as error:
             ends = (transfer.source, transfer.target)
             mine, peer = ends if here else ends[::-1]
-            raise ExecutionError(
+            raise PeerError(
                 f"rank {mine}: the transfer {transfer.name} from rank {ends[0]} to rank "
                 f"{ends[1]} broke off. The process of rank {peer} has probably ended: see what it "
                 f"printed last. ({str(error).splitlines()[0]})"
@@ -201,6 +235,7 @@ class _Count:
 
     def __init__(self) -> None:
         self.number = 0
+        self.hopeless = False
         self.changed = threading.Condition()
 
     def add(self, change: int) -> None:
@@ -208,10 +243,17 @@ class _Count:
             self.number += change
             self.changed.notify_all()
 
+    def give_up(self) -> None:
+        """Makes every wait return False."""
+        with self.changed:
+            self.hopeless = True
+            self.changed.notify_all()
+
     def wait_for_none(self, timeout_s: float | None = None) -> bool:
         """Returns whether it did within the time."""
         with self.changed:
-            return self.changed.wait_for(lambda: self.number == 0, timeout_s)
+            self.changed.wait_for(lambda: self.number == 0 or self.hopeless, timeout_s)
+            return self.number == 0
 
 
 class _Link:

@@ -15,7 +15,7 @@ class Place(enum.StrEnum):
     OTHER = "other"  # the same sum, as the rank `stage` made and sent it
     STATE = "state"  # index: leaf of module state, as microbatch `microbatch` finds it
     BATCH = "batch"  # index: leaf of the batch
-    SEED = "seed"  # the cotangent of the loss of a microbatch: its share of all samples
+    SEED = "seed"  # the cotangent of the loss of a microbatch: one
     FORWARD = "forward"  # index k: output k of a stage
     BACKWARD = "backward"  # index k: gradient of output k of a stage
     RESIDUAL = "residual"

@@ -7,7 +7,7 @@ from octojax.ir.action import Action, Item, Kind, Overlap, parse_action, parse_i
 from octojax.ir.graph import Layer, LayerGraph
 from octojax.ir.instruction import Instruction, Receive, Run, Send
 from octojax.ir.lowered import LoweredPlan
-from octojax.ir.partition import Partition
+from octojax.ir.partition import Partition, uniform_partition
 from octojax.ir.placement import Placement
 from octojax.ir.plan import Plan
 from octojax.ir.profile import LayerCost, Machine, Profile
@@ -47,4 +47,5 @@ __all__ = [
     "Wiring",
     "parse_action",
     "parse_item",
+    "uniform_partition",
 ]

@@ -1,5 +1,6 @@
 """How many consecutive layers form each stage."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -52,3 +53,35 @@ class Partition:
     def layers(self, stage: int) -> range:
         bounds = self.bounds
         return range(bounds[stage], bounds[stage + 1])
+
+
+FIRST_KINDS = ("embed", "input")
+LAST_KINDS = ("head", "loss", "output")
+"""Kinds of layers that belong to the ends, by a part of their name."""
+
+
+def uniform_partition(kinds: Sequence[str], num_stages: int) -> Partition:
+    """Returns inner layers split evenly by count, embedding with the first, head with the last.
+
+    `kinds` are those of the layers, in their order. The convention of Megatron-LM and of the
+    paper's baselines. Where the inner layers do not divide evenly, earlier stages get one more
+    (30 equal layers on 4 stages: 8 8 7 7), since a heavy last stage delays the first backward.
+    Where too few would be left inside, all layers are split evenly.
+
+    Raises:
+        PlanError: there are fewer layers than stages.
+    """
+    count = len(kinds)
+    if count < num_stages:
+        raise PlanError(
+            f"{count} layers cannot form {num_stages} stages; use at most {count} stages"
+        )
+    first = int(any(word in kinds[0].lower() for word in FIRST_KINDS))
+    last = int(any(word in kinds[-1].lower() for word in LAST_KINDS))
+    if count - first - last < num_stages:
+        first = last = 0
+    each, more = divmod(count - first - last, num_stages)
+    sizes = [each + (s < more) for s in range(num_stages)]
+    sizes[0] += first
+    sizes[-1] += last
+    return Partition(tuple(sizes))

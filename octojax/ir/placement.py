@@ -82,5 +82,10 @@ class Placement:
         return tuple(map(tuple, held))
 
     @property
+    def replicated(self) -> bool:
+        """Whether some stage is held by two ranks, with its parameters twice."""
+        return any(len(ranks) > 1 for ranks in self.stages)
+
+    @property
     def empty_ranks(self) -> tuple[int, ...]:
         return tuple(r for r, stages in enumerate(self.ranks) if not stages)

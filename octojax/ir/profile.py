@@ -199,6 +199,11 @@ class Profile:
         return len(self.layers)
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of every layer, in their order."""
+        return tuple(layer.kind for layer in self.layers)
+
+    @property
     def of_partition(self) -> tuple[int, ...] | None:
         """The sizes of the stages that the "layers" are, in a profile of a plan's whole stages."""
         sizes = dict(self.extra).get("stages_of")

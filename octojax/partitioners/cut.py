@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from octojax.errors import PlanError
 from octojax.ir.partition import Partition
-from octojax.partitioners.chain import Array
+from octojax.partitioners.chain import Array, spans
 
 TOLERANCE = 1e-12
 """Relative; two values closer than this are a tie."""
@@ -103,6 +104,15 @@ def least_maximum(maxima: Array, sums: Array, stages: int) -> tuple[Partition, f
     return found[0], least
 
 
+@lru_cache(maxsize=256)
+def balanced_sizes(times: tuple[float, ...], stages: int) -> tuple[int, ...]:
+    """Returns layers per stage with the least maximal sum of `times`, then the evenest."""
+    table = spans(times)
+    least = least_maximum(table, table, stages)
+    assert least is not None, "layers are at least as many as stages"
+    return least[0].sizes
+
+
 def _least_sum(
     sums: Array, maxima: Array, stages: int, limit: float
 ) -> tuple[float, float, Partition] | None:
@@ -128,13 +138,23 @@ def _least_sum(
     for start in reversed(came):
         ends.append(int(start[ends[-1]]))
     bounds = ends[::-1]
-    heights = [float(_of_stage(maxima, s)[a, b]) for s, (a, b) in enumerate(_pairs(bounds))]
-    return float(reach[n]), max(heights), Partition(tuple(b - a for a, b in _pairs(bounds)))
+    partition = Partition(tuple(b - a for a, b in _pairs(bounds)))
+    return float(reach[n]), max(_costs(maxima, partition)), partition
+
+
+def objective(sums: Array, maxima: Array | None, weight: float, partition: Partition) -> float:
+    """Returns `sum(sums) + weight * max(maxima)` of a partition, as `cut` counts it."""
+    highest = max(_costs(sums if maxima is None else maxima, partition))
+    return sum(_costs(sums, partition)) + weight * highest
 
 
 def _evenness(sums: Array, partition: Partition) -> float:
+    return sum(cost**2 for cost in _costs(sums, partition))
+
+
+def _costs(table: Array, partition: Partition) -> list[float]:
     pairs = _pairs(list(partition.bounds))
-    return sum(float(_of_stage(sums, s)[a, b]) ** 2 for s, (a, b) in enumerate(pairs))
+    return [float(_of_stage(table, s)[a, b]) for s, (a, b) in enumerate(pairs)]
 
 
 def _of_stage(table: Array, stage: int) -> Array:

@@ -1,41 +1,40 @@
 """Partitions that look at the layers alone: evenly by count, and by least maximum."""
 
-from octojax.ir.partition import Partition
-from octojax.partitioners.chain import Chain
-from octojax.partitioners.cut import Division, least_maximum
+from octojax.ir.partition import Partition, uniform_partition
+from octojax.partitioners.chain import Chain, spans
+from octojax.partitioners.cut import TOLERANCE, Division, least_maximum
 from octojax.partitioners.family import Partitioner
+from octojax.partitioners.ties import quickest
 
-FIRST_KINDS = ("embedding", "embed", "input")
-LAST_KINDS = ("head", "loss", "output")
+NOTHING = 1e-9
+"""What a layer without operations counts beside the whole model."""
 
 
 def uniform(chain: Chain, stages: int, microbatches: int) -> Division:
     """Returns the inner layers evenly by count, embedding with the first, head with the last.
 
-    A remainder goes to the earliest stages, one layer each: 30 layers on 4 stages are 8 8 7 7.
+    See `octojax.ir.partition.uniform_partition`.
     """
-    n = chain.num_layers
-    first = int(chain.kinds[0].lower().startswith(FIRST_KINDS))
-    last = int(chain.kinds[-1].lower().startswith(LAST_KINDS))
-    if n - first - last < stages:
-        first = last = 0
-    each, more = divmod(n - first - last, stages)
-    sizes = [each + (s < more) for s in range(stages)]
-    sizes[0] += first
-    sizes[-1] += last
-    partition = Partition(tuple(sizes))
+    partition = uniform_partition(chain.kinds, stages)
     return Division(partition, max(_loads(chain, partition)))
 
 
 def balanced(chain: Chain, stages: int, microbatches: int) -> Division:
-    """Returns the partition of least maximal stage time; the evenest of those, heavier in front.
+    """Returns the partition of least maximal stage time; of those the one that 1F1B runs quickest.
 
-    Heavier in front, because a heavy last stage delays the first backward.
+    Layers that take no time count a little, so that they are spread evenly too.
     """
-    times = chain.compute_s()
-    found = least_maximum(times, times, stages)
-    assert found is not None, "layers are at least as many as stages"
-    return Division(*found)
+    total = chain.total_s
+    if not total.all():
+        total = total + max(float(total.sum()), 1.0) * NOTHING
+    times = spans(total)
+    division = least_maximum(times, times, stages)
+    assert division is not None, "layers are at least as many as stages"
+    limit = max(_loads(chain, division[0])) * (1 + TOLERANCE)
+    partition = quickest(
+        division[0], chain, microbatches, lambda other: max(_loads(chain, other)) <= limit
+    )
+    return Division(partition, max(_loads(chain, partition)))
 
 
 def _loads(chain: Chain, partition: Partition) -> list[float]:

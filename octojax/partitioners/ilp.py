@@ -7,8 +7,9 @@ import numpy as np
 from octojax.errors import PlanError
 from octojax.ir.partition import Partition
 from octojax.partitioners.chain import Chain
-from octojax.partitioners.cut import Division
+from octojax.partitioners.cut import TOLERANCE, Division, objective
 from octojax.partitioners.family import Partitioner
+from octojax.partitioners.ties import quickest
 
 
 def ilp(chain: Chain, stages: int, microbatches: int, seconds: float = 60.0) -> Division:
@@ -43,9 +44,13 @@ def ilp(chain: Chain, stages: int, microbatches: int, seconds: float = 60.0) -> 
         )
     inside = np.round(result.x[:-1]).reshape(n, stages)
     sizes = tuple(int(inside[:, s].sum()) for s in range(stages))
-    partition = Partition(sizes)
-    loads = [float(total[list(partition.layers(s))].sum()) for s in range(stages)]
-    return Division(partition, sum(loads) + (microbatches - 1) * max(loads))
+    times, weight = chain.compute_s(), microbatches - 1
+    value_s = objective(times, None, weight, Partition(sizes))
+    limit = value_s * (1 + TOLERANCE)
+    best = quickest(
+        Partition(sizes), chain, microbatches, lambda x: objective(times, None, weight, x) <= limit
+    )
+    return Division(best, value_s)
 
 
 def _rules(

@@ -5,9 +5,11 @@ import math
 import numpy as np
 
 from octojax.errors import CapacityError
+from octojax.ir.partition import Partition
 from octojax.partitioners.chain import Array, Chain, spans
-from octojax.partitioners.cut import Division, cut, least_maximum
+from octojax.partitioners.cut import TOLERANCE, Division, cut, least_maximum, objective
 from octojax.partitioners.family import Partitioner
+from octojax.partitioners.ties import quickest
 
 
 def alpa(chain: Chain, stages: int, microbatches: int) -> Division:
@@ -35,10 +37,10 @@ def pipedream(chain: Chain, stages: int, microbatches: int) -> Division:
     One rank per stage; PipeDream's replication of stages is data parallelism, not decided here.
     """
     slowest = _fitting(chain, np.maximum(chain.compute_s(), 2 * _border(chain)), stages)
-    found = least_maximum(slowest, chain.compute_s(), stages)
-    if found is None:
+    least = least_maximum(slowest, chain.compute_s(), stages)
+    if least is None:
         raise _too_large(chain, stages)
-    return Division(*found)
+    return _settled(*least, chain, np.zeros_like(slowest), slowest, 1, microbatches)
 
 
 def mist(chain: Chain, stages: int, microbatches: int, spread: int = 2) -> Division:
@@ -79,10 +81,30 @@ def _fitting(chain: Chain, times: Array, stages: int) -> Array:
 def _least(
     chain: Chain, sums: Array, maxima: Array | None, stages: int, microbatches: int
 ) -> Division:
-    found = cut(sums, maxima, stages, microbatches - 1)
-    if found is None:
+    least = cut(sums, maxima, stages, microbatches - 1)
+    if least is None:
         raise _too_large(chain, stages)
-    return Division(*found)
+    return _settled(*least, chain, sums, maxima, microbatches - 1, microbatches)
+
+
+def _settled(
+    partition: Partition,
+    value_s: float,
+    chain: Chain,
+    sums: Array,
+    maxima: Array | None,
+    weight: float,
+    microbatches: int,
+) -> Division:
+    """Returns the quickest of the partitions with the same objective."""
+    limit = value_s * (1 + TOLERANCE)
+    best = quickest(
+        partition,
+        chain,
+        microbatches,
+        lambda other: objective(sums, maxima, weight, other) <= limit,
+    )
+    return Division(best, value_s)
 
 
 def _too_large(chain: Chain, stages: int) -> CapacityError:

@@ -13,13 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from octojax.errors import PlanError, ScheduleError
-from octojax.ir import LoweredPlan, Machine, Partition, Plan, Profile, Schedule, Wiring
+from octojax.ir import (
+    LoweredPlan,
+    Machine,
+    Partition,
+    Plan,
+    Profile,
+    Schedule,
+    Wiring,
+    uniform_partition,
+)
 from octojax.ir.exchange import exchanges
 from octojax.ir.lowering import without_transfers
 from octojax.ir.transfer import Cargo
 from octojax.ir.verify import verify
 from octojax.passes.spec import Pass, name_of, parse_passes
-from octojax.simulate.costs import StageCosts, uniform_partition
+from octojax.simulate.costs import StageCosts
 
 DEFAULT = "transfers,join,reorder,ownership"
 """The passes of a plan without transfers of its own."""
@@ -164,7 +173,7 @@ def lowered(
         verify(without_transfers(plan))  # before anything as large as the table claims to be
         cut = Partition((1,) * plan.num_stages)
         if isinstance(costs, Profile):
-            cut = uniform_partition(costs.num_layers, plan.num_stages)
+            cut = uniform_partition(costs.kinds, plan.num_stages)
         plan = Plan(cut, plan.placement, plan)
     pipeline = Pipeline.of(passes, plan, costs=costs, machine=machine, dump=dump)
     return pipeline.run(plan, wiring)

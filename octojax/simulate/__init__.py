@@ -6,7 +6,7 @@ The compiled parts are imported when they are first asked for, since that takes 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from octojax.simulate.costs import LayerCosts, StageCosts, uniform_partition
+from octojax.simulate.costs import LayerCosts, StageCosts
 from octojax.simulate.simulator import simulate
 from octojax.simulate.table import Table
 
@@ -28,7 +28,6 @@ __all__ = [
     "find_cycle",
     "longest_path_s",
     "simulate",
-    "uniform_partition",
 ]
 
 _LATER = {

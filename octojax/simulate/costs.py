@@ -183,23 +183,3 @@ class LayerCosts:
         with np.errstate(over="ignore"):  # an infinite sum is refused by name
             seconds = np.add.reduceat(self._seconds, starts, axis=0)
         return StageCosts(seconds, nbytes, flags)
-
-
-def uniform_partition(num_layers: int, num_stages: int) -> Partition:
-    """Returns inner layers split evenly by count, embedding with the first, head with the last.
-
-    The convention of the paper's baselines. Where the inner layers do not divide evenly,
-    earlier stages get one more. Models of fewer than `num_stages + 2` layers are split evenly
-    as they are. Raises `PlanError` if there are fewer layers than stages.
-    """
-    if num_layers < num_stages:
-        raise PlanError(
-            f"{num_layers} layers cannot form {num_stages} stages; use at most {num_layers} stages"
-        )
-    inner = num_layers - 2 if num_layers >= num_stages + 2 else num_layers
-    each, more = divmod(inner, num_stages)
-    sizes = [each + (s < more) for s in range(num_stages)]
-    if inner < num_layers:
-        sizes[0] += 1
-        sizes[-1] += 1
-    return Partition(tuple(sizes))

@@ -4,12 +4,21 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 from octojax.errors import PlanError, ScheduleError
-from octojax.ir import Action, LoweredPlan, Machine, Plan, Profile, Schedule, Timeline
+from octojax.ir import (
+    Action,
+    LoweredPlan,
+    Machine,
+    Plan,
+    Profile,
+    Schedule,
+    Timeline,
+    uniform_partition,
+)
 from octojax.ir.lowering import without_transfers
 from octojax.ir.naive import lower_naively
 from octojax.ir.verify import deliverable, verify
 from octojax.ir.walk import Mode as WalkMode
-from octojax.simulate.costs import StageCosts, uniform_partition
+from octojax.simulate.costs import StageCosts
 from octojax.simulate.oracle import Meaning
 from octojax.simulate.timelines import Free, simulated
 
@@ -113,4 +122,4 @@ def costs_of(schedule: Schedule | Plan | LoweredPlan, costs: StageCosts | Profil
         return costs
     if not isinstance(schedule, Schedule):
         return StageCosts.of(costs, schedule.partition, schedule.recompute)
-    return StageCosts.of(costs, uniform_partition(costs.num_layers, schedule.num_stages))
+    return StageCosts.of(costs, uniform_partition(costs.kinds, schedule.num_stages))

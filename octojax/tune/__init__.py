@@ -17,7 +17,7 @@ __all__ = [
     "tune_microbatches",
 ]
 
-METHODS = ("best", "octopipe", "random", "ilp")
+METHODS = ("best", "octopipe", "random", "exact")
 PHASES = ("partition", "placement", "schedule")
 
 

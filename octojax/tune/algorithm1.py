@@ -15,7 +15,7 @@ from itertools import islice
 
 import numpy as np
 
-from octojax.simulate.costs import uniform_partition
+from octojax.ir.partition import uniform_partition
 from octojax.tune.candidate import Candidate, anchored, stage_arrays
 from octojax.tune.keys import ONE_F_ONE_B, by_formula
 from octojax.tune.measure import run
@@ -68,7 +68,7 @@ def search_octopipe(
 def first_candidate(search: Search) -> Candidate:
     """Returns split 1F1B on the uniform partition, as priorities."""
     p = search.problem
-    sizes = uniform_partition(p.num_layers, p.ranks).sizes
+    sizes = uniform_partition(p.profile.kinds, p.ranks).sizes
     keys = by_formula(p, ONE_F_ONE_B, late_weights=False)
     return Candidate.of(np.repeat(np.arange(p.ranks), sizes), keys)
 

@@ -4,20 +4,19 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 from octojax.errors import OctoPipeError
 from octojax.ir.action import Action, Item, Kind, Overlap
-from octojax.ir.partition import Partition
+from octojax.ir.partition import Partition, uniform_partition
 from octojax.ir.plan import Plan
 from octojax.ir.schedule import Schedule
+from octojax.partitioners import partition as divide
 from octojax.schedules import SCHEDULES
-from octojax.simulate.costs import StageCosts, uniform_partition
+from octojax.simulate.costs import StageCosts
 from octojax.simulate.evaluation import Evaluation, evaluate
 from octojax.simulate.links import Links
 from octojax.simulate.table import Table
 from octojax.tune.measure import fits, measure
-from octojax.tune.partitions import min_max, mist
 from octojax.tune.problem import Problem
 
 SEARCHED = frozenset({"zb-auto", "hanayo", "tessel", "v-half", "v-min", "1f1b-v", "zb-greedy"})
@@ -33,19 +32,16 @@ def partitions(problem: Problem, stages: int) -> Iterator[tuple[str, Partition]]
     """Yields partitions into so many stages: uniform by count, least maximum, Mist's."""
     if stages > problem.num_layers:
         return
-    yield "uniform", uniform_partition(problem.num_layers, stages)
+    uniform = uniform_partition(problem.profile.kinds, stages)
+    yield "uniform", uniform
     if stages * problem.num_layers**2 > LARGE_CUT:
         return
-    work = problem.compute_s
-    seen = {uniform_partition(problem.num_layers, stages)}
-    for name, make in (
-        ("balanced", partial(min_max, work, stages)),
-        ("mist", partial(mist, work, stages)),
-    ):
-        made = Partition(make())
-        if made not in seen:
-            seen.add(made)
-            yield name, made
+    seen = {uniform}
+    for name in ("balanced", "mist"):
+        other = divide(name, problem.profile, stages, problem.microbatches)
+        if other not in seen:
+            seen.add(other)
+            yield name, other
 
 
 def published(problem: Problem, enough: Callable[[], bool] = lambda: False) -> Iterator[Measured]:
@@ -202,17 +198,24 @@ def _deliver(action, rank, end, home, last, ready, link, bounds, problem) -> Non
     ready[after] = leaves + problem.latency_s[rank, to]
 
 
-def summary(measured: list[Measured], problem: Problem) -> dict[str, float]:
-    """Returns the makespans that results are compared with, by name; only plans that fit.
+def summary(measured: list[Measured], problem: Problem) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Returns the makespans that results are compared with, by name; only plans that fit. And
+    the names behind which a plan stands that holds stages on two ranks.
 
     `1f1b` fused, `1f1b-split` (W right after I) and `1f1b-fill` on the uniform partition;
     `interleaved` and `schedule-only` the best of their kind on it; `partition-only` the best
     1F1B of any partition; `published` the best of all.
     """
 
-    def best(keep: Callable[[str], bool]) -> float | None:
-        times = [e.makespan_s for name, _, e in measured if keep(name) and fits(e, problem)]
-        return min(times, default=None)
+    def best(keep: Callable[[str], bool]) -> tuple[float, bool] | None:
+        return min(
+            (
+                (made.makespan_s, plan.placement.replicated)
+                for name, plan, made in measured
+                if keep(name) and fits(made, problem)
+            ),
+            default=None,
+        )
 
     kinds: dict[str, Callable[[str], bool]] = {
         "1f1b": lambda n: n == "1f1b/uniform",
@@ -224,5 +227,6 @@ def summary(measured: list[Measured], problem: Problem) -> dict[str, float]:
         "schedule-only": lambda n: n.endswith("/uniform"),
         "published": lambda n: True,
     }
-    found = {name: best(keep) for name, keep in kinds.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    least = {name: value for name, keep in kinds.items() if (value := best(keep)) is not None}
+    makespans = {name: seconds for name, (seconds, _) in least.items()}
+    return makespans, tuple(name for name, (_, replicated) in least.items() if replicated)

@@ -96,7 +96,7 @@ def is_optimal(search: Search, found: Exact) -> bool:
     may take longer in the simulator than in the enumeration.
     """
     p = search.problem
-    once = search.plan is not None and all(len(r) == 1 for r in search.plan.placement.stages)
+    once = search.plan is not None and not search.plan.placement.replicated
     fusing_pays = bool((p.backward_s < p.input_grad_s + p.weight_grad_s).any())
     return once and not fusing_pays and search.makespan_s <= found.makespan_s * (1 + 1e-9)
 

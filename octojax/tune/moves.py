@@ -19,7 +19,6 @@ import numpy as np
 from octojax.tune.candidate import Candidate
 from octojax.tune.keys import FORMULAS, by_formula
 from octojax.tune.measure import stages_of
-from octojax.tune.partitions import min_max
 from octojax.tune.problem import Problem
 
 TRIED = 24
@@ -99,7 +98,7 @@ def disperse(found: Candidate, seen: Account, problem: Problem) -> Iterator[Cand
     first, rank_S = stages_of(found)
     if len(rank_S) <= 2 * problem.ranks:
         for pieces in range(2, problem.num_layers // problem.ranks + 1):
-            sizes = min_max(problem.compute_s, pieces * problem.ranks)
+            sizes = problem.balanced_sizes(pieces * problem.ranks)
             dealt = np.repeat(np.arange(len(sizes)) % problem.ranks, sizes)
             for row in FORMULAS[::2]:
                 yield replace(found, rank_L=dealt, key_LKM=by_formula(problem, row))

@@ -8,6 +8,7 @@ import numpy as np
 
 from octojax.errors import CapacityError, ProfileError
 from octojax.ir.profile import Profile
+from octojax.partitioners.cut import balanced_sizes
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,10 @@ class Problem:
     @property
     def num_layers(self) -> int:
         return self.profile.num_layers
+
+    def balanced_sizes(self, stages: int) -> tuple[int, ...]:
+        """Returns layers per stage such that the slowest stage is as quick as can be."""
+        return balanced_sizes(tuple(self.compute_s.tolist()), stages)
 
     @property
     def host_cost_s(self) -> float:

@@ -22,8 +22,9 @@ class TuneResult:
 
     `lower_bound_s` is proven (`docs/lower_bound.md`), `gap` is `makespan_s / lower_bound_s - 1`.
     `baselines[name]` is the makespan of a published way on the same profile; those that do not
-    fit into memory are left out. `history` holds `(seconds, iteration, phase, makespan_s)` of
-    every improvement, `iterations` how often each phase was worked on.
+    fit into memory are left out. Those in `replicated` hold stages on two ranks, twice the
+    parameters; no such plan beats `replicated_bound_s`. `history` holds `(seconds, iteration,
+    phase, makespan_s)` of every improvement, `iterations` how often each phase was worked on.
     """
 
     plan: Plan
@@ -41,6 +42,8 @@ class TuneResult:
     capacity_bytes: tuple[float, ...]
     stop: str
     seed: int = 0
+    replicated: tuple[str, ...] = ()
+    replicated_bound_s: float = 0.0
 
     @property
     def gap(self) -> float:
@@ -68,6 +71,8 @@ class TuneResult:
             "bound_parts": self.bound_parts,
             "baselines": self.baselines,
             "speedups": self.speedups,
+            "replicated_baselines": [*self.replicated],
+            "replicated_lower_bound_s": self.replicated_bound_s,
             "speedup_over_1f1b": self.speedup_over_1f1b,
             "iterations": self.iterations,
             "evaluations": self.evaluations,
@@ -88,8 +93,14 @@ class TuneResult:
             f"lower bound  {self.lower_bound_s * 1e3:.3f} ms, gap {self.gap:.2%}",
         ]
         for name, seconds in self.baselines.items():
+            mark = " *" if name in self.replicated else ""
             lines.append(
-                f"  {name:<28s} {seconds * 1e3:12.3f} ms  {seconds / self.makespan_s:.3f}x"
+                f"  {name:<28s} {seconds * 1e3:12.3f} ms  {seconds / self.makespan_s:.3f}x{mark}"
+            )
+        if self.replicated:
+            lines.append(
+                f"  * holds stages on two ranks, with twice the parameters; the lower bound of "
+                f"such plans is {self.replicated_bound_s * 1e3:.3f} ms"
             )
         peaks = " ".join(f"{b / 2**30:.2f}" for b in self.peak_bytes)
         lines.append(f"peak GiB     {peaks}")

@@ -73,7 +73,7 @@ class Search:
     @property
     def bound_s(self) -> float:
         """The proven bound that holds for the kind of plan found so far."""
-        if self.plan is not None and any(len(r) > 1 for r in self.plan.placement.stages):
+        if self.plan is not None and self.plan.placement.replicated:
             return self.bound.replicated_s
         return self.bound.seconds
 

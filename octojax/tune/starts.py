@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numba import njit
 
+from octojax.ir.partition import uniform_partition
 from octojax.schedules import generate
-from octojax.simulate.costs import uniform_partition
 from octojax.tune.candidate import Candidate, problem_arrays
 from octojax.tune.keys import FORMULAS, ONE_F_ONE_B, Published, by_formula, by_table
 from octojax.tune.measure import quick_makespan
-from octojax.tune.partitions import min_max
 from octojax.tune.problem import Problem
 
 TURNS = (1, 2, 3, 4, 5, 6, 8)
@@ -49,7 +48,7 @@ def starting_points(
             for growth in growths
             for evenness in (EVENNESS if len(order) > problem.ranks else (0.1,))
         ]
-        cuts.append(np.array(min_max(problem.compute_s, len(order))))
+        cuts.append(np.array(problem.balanced_sizes(len(order))))
         known = published_orders(problem, order, enough)
         for sizes in {tuple(c.tolist()): c for c in cuts}.values():
             rank_L = np.repeat(np.array(order), sizes)
@@ -236,9 +235,9 @@ def fixed_points(
     turns = [t for t in (1, 2, 4, per_rank) if t <= per_rank] if "placement" in phases else [1]
     for t in dict.fromkeys(turns):
         stages = t * p.ranks
-        cuts = [uniform_partition(p.num_layers, stages).sizes]
+        cuts = [uniform_partition(p.profile.kinds, stages).sizes]
         if "partition" in phases and t == 1:
-            cuts.append(min_max(p.compute_s, stages))
+            cuts.append(p.balanced_sizes(stages))
         for sizes in dict.fromkeys(cuts):
             if made and enough():
                 return made

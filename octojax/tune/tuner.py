@@ -17,7 +17,7 @@ from octojax.tune.problem import Problem
 from octojax.tune.result import Progress, TuneResult
 from octojax.tune.search import PHASES, Limits, Search
 
-METHODS = ("best", "octopipe", "random", "ilp")
+METHODS = ("best", "octopipe", "random", "exact")
 DEFAULT_SECONDS = 20.0
 BASELINES_SHARE = 0.2
 """No published way is measured, 1F1B apart, when this share of the budget is spent."""
@@ -43,7 +43,7 @@ def tune(
 
     What is not given (`ranks`, `microbatches`, capacity) comes from the profile. `method`:
     `best` searches from many starting points; `octopipe` is the paper's Algorithm 1; `random`
-    the same moves with the phase drawn by chance; `ilp` the exact model, for small cases.
+    the same moves with the phase drawn by chance; `exact` enumerates, for small cases.
     Stops after `seconds` (default 20 if nothing else is given; what a new installation takes to
     compile comes on top), `iterations`, or at `target_gap` above the proven bound; with
     `iterations` alone the result depends on `seed` only. `phases` are those that may change. The
@@ -75,8 +75,7 @@ def tune(
             known.append(measured)
         if method == "best" and wanted == frozenset(PHASES):
             for _, plan, made in sorted(known, key=lambda k: k[2].makespan_s):
-                once = all(len(held) == 1 for held in plan.placement.stages)
-                if fits(made, problem) and (once or replicated):
+                if fits(made, problem) and (replicated or not plan.placement.replicated):
                     search.offer(plan, "schedule", made)
                     break
         _run(method, search, wanted, seed, overlap)
@@ -86,6 +85,7 @@ def tune(
         if search.stop == "interrupted":
             raise KeyboardInterrupt
         raise CapacityError(explain_lack(problem))
+    baselines, replicated_baselines = summary(known, problem)
     return TuneResult(
         plan=search.plan,
         profile_name=profile.name,
@@ -93,7 +93,7 @@ def tune(
         makespan_s=search.makespan_s,
         lower_bound_s=search.bound_s,
         bound_parts=dict(search.bound.parts),
-        baselines=summary(known, problem),
+        baselines=baselines,
         iterations=search.counts,
         history=tuple(search.history),
         evaluations=search.evaluations,
@@ -101,6 +101,8 @@ def tune(
         peak_bytes=tuple(float(b) for b in search.made.peak_bytes),
         capacity_bytes=problem.capacities_bytes,
         stop=search.stop or "done",
+        replicated=replicated_baselines,
+        replicated_bound_s=search.bound.replicated_s,
         seed=seed,
     )
 
@@ -145,7 +147,7 @@ def _run(method: str, search: Search, phases: frozenset[str], seed: int, overlap
     if method == "best":
         search_best(search, phases, starts_for(search, phases, seed), seed)
         return
-    if method == "ilp":
+    if method == "exact":
         from octojax.tune.exact import search_exact
 
         search_exact(search)
@@ -164,7 +166,8 @@ def _check(
     seed: int,
 ) -> frozenset[str]:
     if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; choose of {', '.join(METHODS)}")
+        renamed = "; the enumeration is called exact" if method == "ilp" else ""
+        raise ValueError(f"unknown method {method!r}{renamed}; choose of {', '.join(METHODS)}")
     if seed < 0:
         raise ValueError(f"seed = {seed}, expected a number >= 0")
     wanted = frozenset(phases)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octojax.errors import CapacityError, PlanError, ProfileError
-from octojax.ir import LayerCost, Machine, Partition, Profile
+from octojax.ir import LayerCost, Machine, Partition, Profile, uniform_partition
 from octojax.ir.plan import Plan
 from octojax.partitioners import PARTITIONERS, divide, partition
 from octojax.partitioners.chain import Chain
@@ -286,3 +286,44 @@ def test_every_partitioner_says_where_it_comes_from():
         assert record.summary
         assert record.source
         assert isinstance(partition(name, [1.0] * 6, 3, 4).sizes, tuple)
+
+
+@pytest.mark.parametrize("case", [(5, 4, 8, 51), (30, 4, 8, 252), (7, 3, 6, 60)], ids=str)
+@pytest.mark.parametrize("name", ["balanced", "alpa", "pipedream", "dapple", "mist", "ilp"])
+def test_equal_layers_are_cut_in_the_best_order(name, case):
+    """Cases 19 and 22 of public bug reports: the heaviest stage is the same, its place counts."""
+    layers, stages, microbatches, best = case
+    cut = partition(name, [3.0] * layers, stages, microbatches)
+    assert makespan([1.0] * layers, cut.sizes, microbatches) == pytest.approx(best)
+    uniform = uniform_partition(["layer"] * layers, stages)
+    assert makespan([1.0] * layers, uniform.sizes, microbatches) == best
+
+
+@bounded
+@given(costs.map(lambda c: [x + 1 for x in c]), st.integers(2, 4), st.integers(1, 8))
+def test_no_tie_of_one_layer_is_quicker(times, stages, microbatches):
+    stages = min(stages, len(times))
+    sizes = list(partition("balanced", times, stages, microbatches).sizes)
+    chosen = makespan(times, sizes, microbatches)
+    most = max(loads(times, Partition(tuple(sizes)).bounds))
+    for a, b in permutations(range(stages), 2):
+        moved = [n - (s == a) + (s == b) for s, n in enumerate(sizes)]
+        if min(moved) > 0 and max(loads(times, Partition(tuple(moved)).bounds)) <= most:
+            assert makespan(times, moved, min(microbatches, 2 * stages)) >= (
+                makespan(times, sizes, min(microbatches, 2 * stages)) * (1 - 1e-6)
+            ), (sizes, moved, chosen)
+
+
+def test_uniform_gives_embedding_and_head_to_the_ends():
+    model = ("embedding", *("block",) * 56, "head+loss")
+    assert uniform_partition(model, 4) == Partition((15, 14, 14, 15))
+    assert uniform_partition(("token_embed", *"ab" * 8, "lm_head"), 4).sizes == (
+        5,
+        4,
+        4,
+        5,
+    )
+    assert uniform_partition(("block",) * 30, 4).sizes == (8, 8, 7, 7)
+    assert uniform_partition(("embedding", "a", "a", "head"), 4).sizes == (1, 1, 1, 1)
+    with pytest.raises(PlanError, match="2 layers cannot form 3 stages"):
+        uniform_partition(("a", "a"), 3)

@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 
 import octojax as octopipe
 from octojax.executor.permute import PairPermute
+from octojax.executor.stop import Stop
 from octojax.ir import Action, Cargo, Kind, Schedule, Transfer
 from octojax.ir.lowering import transfers_of
 from octojax.mesh import pipeline_mesh
@@ -231,7 +232,7 @@ def directions() -> None:
         for t in (there, back)
     ]
     moves = PairPermute([there, back], values, mesh, timeout_s=10.0)
-    moves.begin((0, 1))
+    moves.begin((0, 1), Stop())
     mine = jax.device_put(np.arange(3, dtype=np.float32), jax.local_devices()[0])
     if jax.process_index() == 0:
         (found,) = moves.receive(1)

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octojax.ir import Kind, Machine, Partition, Schedule
+from octojax.ir import Kind, Machine, Schedule
 from octojax.ir.verify import verify
 from octojax.passes import SplitBackward
 from octojax.schedules import generate
-from octojax.simulate import StageCosts, simulate, uniform_partition
+from octojax.simulate import StageCosts, simulate
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 
@@ -145,13 +145,6 @@ def test_table_iii_counts():
     assert fine.overlapped < fine.sender_overlapped < 880
     v = simulate(generate("zb-v", 4, 8), StageCosts.unit(8), machine)
     assert len(v.transfers) == 96
-
-
-def test_uniform_partition():
-    assert uniform_partition(58, 4) == Partition((15, 14, 14, 15))
-    assert uniform_partition(5, 4).sizes == (2, 1, 1, 1)
-    assert uniform_partition(4, 4).sizes == (1, 1, 1, 1)
-    assert uniform_partition(18, 4).sizes == (5, 4, 4, 5)
 
 
 def test_recompute_adds_a_forward():

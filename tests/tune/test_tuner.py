@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octojax.errors import CapacityError, ProfileError
-from octojax.ir import LayerCost, Machine, Plan, Profile
+from octojax.ir import LayerCost, Machine, Plan, Profile, uniform_partition
 from octojax.ir.verify import verify
 from octojax.schedules import SCHEDULES
-from octojax.simulate import StageCosts, check_capacity, simulate, uniform_partition
+from octojax.simulate import StageCosts, check_capacity, simulate
 from octojax.tune import PHASES, tune
 from octojax.tune.exact import is_small, solve
 from octojax.tune.problem import Problem
@@ -55,7 +55,7 @@ def published_makespans(profile: Profile, ranks: int, microbatches: int) -> dict
             continue
         try:
             table = family.generate(ranks, microbatches)
-            partition = uniform_partition(profile.num_layers, table.num_stages)
+            partition = uniform_partition(profile.kinds, table.num_stages)
         except ValueError:
             continue
         plan = Plan(partition, table.placement, table)
@@ -221,7 +221,7 @@ def test_the_exact_method_says_that_it_leaves_memory_out():
     layers = tuple(LayerCost("x", 1.0, 1.0, 1.0, residual_bytes=100) for _ in range(4))
     tight = Machine(capacity_bytes=250)
     with pytest.raises(CapacityError, match="leaves memory out, and the optimum that it found"):
-        tune(Profile("tight", layers, tight), 2, 3, method="ilp")
+        tune(Profile("tight", layers, tight), 2, 3, method="exact")
 
 
 def test_very_many_layers_are_not_small():
@@ -238,7 +238,7 @@ def test_no_plan_fits_says_what_lacks_and_what_helps():
 
 
 def test_phases_that_may_not_change_stay():
-    uniform = uniform_partition(JAMBA.num_layers, 4)
+    uniform = uniform_partition(JAMBA.kinds, 4)
     schedule = tune(JAMBA, iterations=2, phases={"schedule"})
     assert schedule.plan.placement.stages == ((0,), (1,), (2,), (3,))
     assert schedule.plan.partition == uniform
@@ -267,7 +267,7 @@ def test_fig3_is_tuned_to_19():
     result = tune(fig3, iterations=5, replicated=False)
     assert result.makespan_s == 19
     assert result.stop == "optimal"
-    exact = tune(fig3, method="ilp")
+    exact = tune(fig3, method="exact")
     assert exact.makespan_s == 19
     assert exact.stop == "optimal"
 
@@ -311,7 +311,7 @@ LAYER = LayerCost("x", 1.0, 1.0, 1.0)
         (JAMBA, {"seconds": -1}, ValueError, "seconds = -1"),
         (JAMBA, {"capacity_bytes": 0}, ValueError, "capacity_bytes = 0"),
         (JAMBA, {"capacity_bytes": 1e8}, CapacityError, "GiB lacking"),
-        (JAMBA, {"method": "ilp"}, ValueError, "432 actions"),
+        (JAMBA, {"method": "exact"}, ValueError, "432 actions"),
         (
             Profile("p", (LAYER, LayerCost("x", 0.0, 0.0, 0.0))),
             {"ranks": 2, "microbatches": 2},
@@ -331,3 +331,15 @@ def test_bad_input_is_named(profile, arguments, error, message):
         tune(profile, iterations=1, **arguments) if "seconds" not in arguments else tune(
             profile, **arguments
         )
+
+
+def test_the_bound_of_plans_held_twice_is_named_apart():
+    """A bound for stages held once is not one for DualPipe's plans, which stand beside it."""
+    equal = Profile("equal", (LayerCost("x", 1.0, 1.0, 1.0),) * 4, Machine())
+    result = tune(equal, 4, 8, iterations=1, replicated=False)
+    assert not result.plan.placement.replicated
+    assert result.replicated == ("schedule-only", "published")
+    assert result.baselines["published"] < result.makespan_s
+    assert result.replicated_bound_s <= result.baselines["published"]
+    assert "* holds stages on two ranks, with twice the parameters" in str(result)
+    assert result.to_json()["replicated_baselines"] == ["schedule-only", "published"]
