@@ -15,6 +15,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from octojax import compat
 from octojax.api.agreement import REMEDY, Stamp, constant_facts, value_facts
+from octojax.api.copies import find_copies, warn_of_copies
 from octojax.api.options import Options
 from octojax.api.planning import (
     check_recompute,
@@ -25,6 +26,7 @@ from octojax.api.planning import (
     ranks_wanted,
     refuse_with_auto,
 )
+from octojax.api.report import unit_bytes
 from octojax.api.state_layout import Held, StateLayout, check_alive, fresh
 from octojax.api.structure import leaves_like
 from octojax.api.tuning import tuned_plan
@@ -123,6 +125,7 @@ class PipelinedLoss:
         self._check_state()
         wiring = wiring_of(self.stages, len(self.staged.units))
         self.lowered: Lowered = self._lower(pipeline.lower(self.plan, wiring))
+        self._warn_of_copies()
         self.calls = StepThread(self.timeout_s, 0.0 if several() else GRACE_S)
         self.compilations = 0
         self._zero_gradients: dict[int, jax.Array] = {}
@@ -197,6 +200,14 @@ class PipelinedLoss:
                 f"to microbatch and would differ between the {self.mesh.data_size} devices of "
                 f"the data axis. Use a mesh without a data axis, or take the state out of the model"
             )
+
+    def _warn_of_copies(self) -> None:
+        """Warns if the ranks together hold clearly more than the model."""
+        sizes = unit_bytes(self.staged)
+        names = [unit.name for unit in self.staged.units]
+        placed = self.plan.placement.stages
+        copies = find_copies(names, sizes, self.lowered.step.holders, self.stages[0], placed)
+        warn_of_copies(copies, sum(sizes), stacklevel=4)  # compile's or value_and_grad's caller
 
     def _lower(self, plan: LoweredPlan) -> Lowered:
         costs = self.options.profile or estimate(self._layered, TYPICAL)
