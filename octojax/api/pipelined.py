@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend.core import jaxpr_as_fun
 
 from octojax import compat
 from octojax.api.agreement import REMEDY, Stamp, constant_facts, value_facts
+from octojax.api.mesh_faults import explained
 from octojax.api.options import Options
 from octojax.api.planning import (
     choose_schedule,
@@ -39,10 +39,11 @@ from octojax.executor.transports import transport
 from octojax.executor.work import forwards_only
 from octojax.frontends import PureLoss
 from octojax.ir import Action, Plan, Schedule
+from octojax.jaxprs.shardings import check_shardings, evaluate
 from octojax.layers.cut import StagedLoss, cut_stages
 from octojax.layers.find import LayeredLoss, find_layers
 from octojax.layers.state import StateKind
-from octojax.mesh import PipelineMesh, pipeline_mesh
+from octojax.mesh import DATA_AXIS, PipelineMesh, pipeline_mesh
 from octojax.processes import agree, busy, several, step_timeout_s
 from octojax.programs.build import compile_all
 from octojax.programs.microbatch import Microbatches, plan_microbatches
@@ -69,6 +70,7 @@ class PipelinedLoss:
     """`pure` cut into stages by a plan, for batches like `batch`. Compiles on first use.
 
     A tuned plan (`schedule="auto"`) counts the state of `optimizer` in every rank's memory.
+    `under_mesh`: a mesh of the caller is in force, so that the model may name its axes.
 
     Raises before anything is launched: `MeshError`, `PlanError`, `ScheduleError`, `CutError`,
     `LossError` or `ValueError`, each with the numbers and the remedy.
@@ -81,11 +83,32 @@ class PipelinedLoss:
         options: Options,
         mesh: Any = None,
         optimizer: optax.GradientTransformation | None = None,
+        *,
+        under_mesh: bool = False,
     ) -> None:
-        self.pure, self.options = pure, options
+        self.pure, self.options, self.under_mesh = pure, options, under_mesh
         table = given_schedule(options)
         ranks = ranks_wanted(options) if mesh is None else None
         self.mesh: PipelineMesh = pipeline_mesh(mesh, options.axis, ranks)
+        with self.mesh.in_force(named=under_mesh):
+            self._plan(pure, batch, options, table, optimizer)
+        self.calls = StepThread(self.timeout_s, 0.0 if several() else GRACE_S)
+        self.compilations = 0
+        self._zero_gradients: dict[int, jax.Array] = {}
+        self.facts: dict[str, str] = {}  # what else the processes must have alike
+        self._compared = False  # whether a batch has been, thoroughly
+
+    # ------------------------------------------------------------------ cutting
+
+    def _plan(
+        self,
+        pure: PureLoss,
+        batch: Any,
+        options: Options,
+        table: Schedule | None,
+        optimizer: optax.GradientTransformation | None,
+    ) -> None:
+        """Traces, plans, cuts and differentiates, all under the mesh that the model sees."""
         count = options.microbatches or (table.num_microbatches if table is not None else 1)
         paths, self.batch_tree = jax.tree_util.tree_flatten_with_path(batch)
         self.batch: Microbatches = plan_microbatches(
@@ -107,18 +130,15 @@ class PipelinedLoss:
         self.stages: tuple[tuple[Stage, ...], ...] = self._stages()
         self._check_state()
         self.lowered: Lowered = self._lower(self.schedule)
-        self.calls = StepThread(self.timeout_s, 0.0 if several() else GRACE_S)
-        self.compilations = 0
-        self._zero_gradients: dict[int, jax.Array] = {}
-        self.facts: dict[str, str] = {}  # what else the processes must have alike
-        self._compared = False  # whether a batch has been, thoroughly
-
-    # ------------------------------------------------------------------ cutting
 
     def _layers(self, microbatch: int, min_layers: int | None = None) -> LayeredLoss:
         shapes = self.batch_tree.unflatten(self.batch.shapes(microbatch))
-        traced = trace_loss(self.pure.fn, self.pure.params, shapes, self.pure.state)
-        return find_layers(traced, min_layers or layers_wanted(self.options, self.schedule))
+        axes = self.mesh.mesh.axis_names
+        with self.mesh.in_force(named=self.under_mesh):
+            with explained(axes):
+                traced = trace_loss(self.pure.fn, self.pure.params, shapes, self.pure.state)
+            check_shardings(traced.flat, axes, (self.mesh.axis, DATA_AXIS))
+            return find_layers(traced, min_layers or layers_wanted(self.options, self.schedule))
 
     def _stages(self) -> tuple[tuple[Stage, ...], ...]:
         """The stages of every microbatch; equal sizes share them."""
@@ -253,14 +273,14 @@ class PipelinedLoss:
         )
         if not counters.leaves:
             return Model(self.staged.unit_avals)
-        function = jaxpr_as_fun(counters.jaxpr)
+        advance = counters.jaxpr
         used = len(counters.reads)
         return Model(
             self.staged.unit_avals,
             counters.leaves,
             reads,
             avals,
-            lambda *values: function(*values[:used]),
+            lambda *values: evaluate(advance, values[:used], None),
         )
 
     def _runner(self, lowered: Lowered) -> "Runner":

@@ -282,7 +282,9 @@ class TrainStep:
         """
         self._expect_state(state)
         params, module_state = self.params(state), self.module_state(state)
-        found = reference(self.loss.pure.fn, params, module_state, batch, self.loss.batch)
+        with self.loss.mesh.around_plain_model(named=self.loss.under_mesh) as placed:
+            params, module_state, batch = placed((params, module_state, batch))
+            found = reference(self.loss.pure.fn, params, module_state, batch, self.loss.batch)
         return found[0], found[2]
 
     # ------------------------------------------------------------------ back to the user
@@ -469,9 +471,10 @@ def compile(
             f"optimizer is of type {type(optimizer).__name__}, expected an optax optimizer such as "
             f"optax.adamw(1e-3); octopipe.value_and_grad works without one"
         )
-    with call("compile"), compat.jit_enabled():
+    with call("compile"), compat.jit_enabled(), compat.without_mesh() as under_mesh:
         pure = adapt(model, loss_fn, params, trainable=trainable, state=state)
-        loss = PipelinedLoss(pure, batch, options_of(model, **options), mesh, optimizer)
+        chosen = options_of(model, **options)
+        loss = PipelinedLoss(pure, batch, chosen, mesh, optimizer, under_mesh=under_mesh)
         step = TrainStep(loss, optimizer)
         _ = step.update, loss.trainer
     return step
