@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from octojax.api.step import TrainState as TrainState
     from octojax.api.step import TrainStep as TrainStep
     from octojax.api.step import compile as compile
+    from octojax.errors import RowsWarning as RowsWarning
     from octojax.frontends import adapt as adapt
     from octojax.ir import LayerGraph as LayerGraph
     from octojax.ir import Partition as Partition
@@ -33,6 +34,7 @@ _HOMES = {
     "Placement": "octojax.ir",
     "Plan": "octojax.ir",
     "Profile": "octojax.ir",
+    "RowsWarning": "octojax.errors",
     "Schedule": "octojax.ir",
     "Timeline": "octojax.ir",
     "TrainState": "octojax.api.step",

@@ -224,6 +224,22 @@ def key_impl(aval: Aval) -> str:
     return aval.dtype._impl.name
 
 
+def user_lines(eqn: JaxprEqn) -> tuple[tuple[str, int, str], ...]:
+    """The user's `(file, line, function)` that an equation was traced from, innermost first.
+
+    Frames of JAX itself are left out. No version has a public name for it.
+    """
+    return _user_lines(eqn.source_info.traceback)
+
+
+@functools.lru_cache(maxsize=4096)
+def _user_lines(traceback: Any) -> tuple[tuple[str, int, str], ...]:
+    from jax._src import source_info_util
+
+    frames = source_info_util.user_frames(traceback)
+    return tuple((f.file_name, f.start_line, f.function_name) for f in frames)
+
+
 def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
     """What the calling thread has set for itself, as a maker of contexts for other threads.
 

@@ -51,3 +51,7 @@ class PeerError(ExecutionError):
 class NonFiniteError(ExecutionError, FloatingPointError):
     """A step made a NaN or an infinity under `jax.debug_nans` or `jax.debug_infs`; names rank,
     action, operation and the line of the user's code."""
+
+
+class RowsWarning(UserWarning):
+    """The loss mixes rows of its batch, so some of its values are those of the microbatches."""

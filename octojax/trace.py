@@ -37,7 +37,9 @@ class TracedLoss:
 
     Inputs of `flat` are the leaves of params, state, batch, in this order. Outputs are the loss,
     the leaves of aux (together: the emits), and the leaves of the new state, which has the
-    structure and avals of `state`.
+    structure and avals of `state`. Further outputs are terms of the emits `terms`, one each:
+    scalars that depend on parameters alone and are to be added once per step. Losses of `pieces`
+    such microbatches (and data shards) add up to that of the whole batch.
     """
 
     flat: FlatJaxpr
@@ -45,6 +47,8 @@ class TracedLoss:
     state: Leaves
     batch: Leaves
     aux: Leaves
+    terms: tuple[int, ...] = ()
+    pieces: int = 1
 
     @property
     def num_emits(self) -> int:

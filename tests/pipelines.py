@@ -1,5 +1,6 @@
 """Pipelines of zoo models for tests, and what they are compared with."""
 
+import contextlib
 from functools import cache
 from typing import Any
 
@@ -7,12 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from jax.sharding import Mesh
 
 import octojax as octopipe
-from octojax.api.options import options_of
+from octojax.api.options import Options, options_of
 from octojax.api.pipelined import PipelinedLoss
 from octojax.api.reference import reference
+from octojax.api.whole_batch import WholeBatch
+from octojax.frontends import PureLoss
 from octojax.ir import Schedule
 from octojax.programs.microbatch import plan_microbatches
 from tests.zoo import CASES, Case
@@ -36,6 +40,13 @@ def case_of(name: str) -> Case:
     return CASES[name]()
 
 
+def mixing(case: Case, microbatches: int) -> contextlib.AbstractContextManager[Any]:
+    """Expects the warning of a model that mixes rows, and no other."""
+    if case.mixes_rows and microbatches > 1:
+        return pytest.warns(octopipe.RowsWarning, match="not of the whole batch")
+    return contextlib.nullcontext()
+
+
 def compiled(
     case: Case,
     schedule: Any,
@@ -48,20 +59,21 @@ def compiled(
     **options: Any,
 ) -> octopipe.TrainStep:
     """Returns the step of a zoo case, compiled quickly."""
-    return octopipe.compile(
-        case.model,
-        case.loss_fn,
-        optimizer or optax.sgd(0.1),
-        case.batch(rows),
-        params=case.params,
-        mesh=mesh or pipe(ranks),
-        microbatches=microbatches,
-        schedule=schedule,
-        progress=False,
-        compiler_options=FAST,
-        **case.options,
-        **options,
-    )
+    with mixing(case, microbatches):
+        return octopipe.compile(
+            case.model,
+            case.loss_fn,
+            optimizer or optax.sgd(0.1),
+            case.batch(rows),
+            params=case.params,
+            mesh=mesh or pipe(ranks),
+            microbatches=microbatches,
+            schedule=schedule,
+            progress=False,
+            compiler_options=FAST,
+            **case.options,
+            **options,
+        )
 
 
 def chain(
@@ -108,7 +120,8 @@ def gradients(
     pure, batch = case.pure(), case.batch(8)
     given = {"schedule": schedule, "microbatches": microbatches, **options}
     chosen = options_of(case.model, **given, progress=False, compiler_options=FAST)
-    loss = PipelinedLoss(pure, batch, chosen, mesh or pipe(ranks))
+    with mixing(case, microbatches):
+        loss = PipelinedLoss(pure, batch, chosen, mesh or pipe(ranks))
     results, value, _ = loss.run(loss.trainer, loss.place(pure.params, pure.state), batch)
     loss.trainer.engine.close()
     return value, loss.tree(loss.filled(results))
@@ -126,10 +139,17 @@ def expected(name: str, microbatches: int, rows: int = 8) -> tuple[Any, Any]:
         whole = lambda p: pure.fn(p, pure.state, batch)[0]  # noqa: E731
         plain = jax.jit(jax.value_and_grad(whole, allow_int=True)).lower(pure.params)
         return plain.compile(compiler_options=FAST)(pure.params)
-    leaves = jax.tree.leaves(batch)
-    parts = plan_microbatches(leaves, [""] * len(leaves), microbatches)
-    loss, _, grads, _ = reference(pure.fn, pure.params, pure.state, batch, parts)
+    loss, _, grads, _ = reference(
+        whole_batch(pure, batch, microbatches), pure.params, pure.state, batch
+    )
     return loss, grads
+
+
+def whole_batch(pure: PureLoss, batch: Any, microbatches: int, shards: int = 1) -> WholeBatch:
+    """Returns a loss and the cut of its batch, as a pipeline has them."""
+    leaves, tree = jax.tree.flatten(batch)
+    parts = plan_microbatches(leaves, [""] * len(leaves), microbatches, shards)
+    return WholeBatch(pure, parts, tree, Options(microbatches))
 
 
 def relative_error(found: Any, wanted: Any) -> float:

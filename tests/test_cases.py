@@ -29,12 +29,11 @@ from jax.sharding import Mesh
 import octojax as octopipe
 from octojax.api.options import Options
 from octojax.api.pipelined import PipelinedLoss
-from octojax.api.reference import reference
+from octojax.api.reference import by_microbatches, reference
 from octojax.errors import PlanError
 from octojax.frontends import adapt
 from octojax.ir import Placement, Schedule
 from octojax.ir.verify import naive_deadlock, verify
-from octojax.programs.microbatch import plan_microbatches
 from octojax.schedules import SCHEDULES, generate
 from octojax.simulate import StageCosts, simulate
 from tests.pipelines import FAST, case_of, compiled, pipe, relative_error
@@ -112,10 +111,10 @@ def summed_loss(params: list[jax.Array], batch: Batch) -> tuple[jax.Array, dict[
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_loss_that_is_a_sum(shards):
-    """Unequal microbatches add up, also over a data axis; what else is returned is averaged."""
+    """Unequal microbatches add up, also over a data axis; what else is returned is joins, too."""
     batch, params = rows_of(10), dense(4)
     mesh = Mesh(np.array(jax.devices()[: 2 * shards]).reshape(2, shards), ("pipe", "data"))
-    options = Options(3 if shards == 1 else 2, progress=False, reduction="sum")
+    options = Options(3 if shards == 1 else 2, progress=False)
     loss = PipelinedLoss(adapt(params, summed_loss), batch, options, mesh)
     held = loss.place(loss.pure.params, loss.pure.state)
     found, value, aux = loss.run(loss.trainer, held, batch)
@@ -123,7 +122,7 @@ def test_a_loss_that_is_a_sum(shards):
     wanted = jax.value_and_grad(lambda p: summed_loss(p, batch)[0])(params)
     assert relative_error((value, loss.tree(loss.filled(found))), wanted) < 1e-5
     assert relative_error(aux["mean"], summed_loss(params, batch)[1]["mean"]) < 1e-5
-    assert relative_error(reference(loss.pure.fn, params, {}, batch, loss.batch)[0], value) < 1e-5
+    assert relative_error(reference(loss.whole, params, {}, batch)[0], value) < 1e-5
 
 
 def test_a_reduction_that_is_neither():
@@ -402,12 +401,11 @@ def test_megatron_1402_bfloat16_stream_float32_residual_and_integer_route():
     found = result(loss, batch)
     full = jax.value_and_grad(lambda p: case.loss_fn(p, batch)[0], allow_int=True)(case.model)
     assert relative_error(found, full) < 2**-7
-    parts = plan_microbatches(jax.tree.leaves(batch), ["x", "y"], 2)
     pure = case.pure()
     plain = jax.jit
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "jit", lambda f: plain(f, compiler_options=strict))
-        value, _, grads, _ = reference(pure.fn, pure.params, pure.state, batch, parts)
+        value, _, grads, _ = by_microbatches(loss.whole, pure.params, pure.state, batch)
     assert relative_error(found, (value, grads)) == 0
 
 

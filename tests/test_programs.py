@@ -22,6 +22,7 @@ from octojax.programs.recipe import (
     on_rank,
     stored,
 )
+from octojax.rows.join import Join
 
 
 def plan(rows: int, count: int, shards: int = 1, **leaves):
@@ -40,7 +41,7 @@ def test_sizes_cover_the_rows_and_differ_by_one_share(rows, count, shards):
     assert sum(found.sizes) == rows
     assert max(found.sizes) - min(found.sizes) in (0, shards)
     assert all(size % shards == 0 for size in found.sizes)
-    assert sum(found.weights) == pytest.approx(1)
+    assert sum(found.shares) == pytest.approx(1)
 
 
 def test_eight_rows_into_three():
@@ -84,26 +85,53 @@ def test_a_batch_that_differs_is_named():
     plan(4, 2).check([np.zeros((4, 2), np.float64)])  # as JAX takes it
 
 
-def test_results_join_by_what_they_are():
+def join(pieces, batch, rule, axis=0, outer=1, stacked=False):
+    return join_results(pieces, batch, Join(rule, axis, outer), stacked=stacked)
+
+
+def test_results_join_by_their_rules():
     batch = plan(8, 3)  # 3, 3, 2 rows
-    mean = join_results([jnp.float32(m) for m in (1, 2, 4)], batch, stacked=False)
-    assert float(mean) == pytest.approx((3 * 1 + 3 * 2 + 2 * 4) / 8)
-    count = join_results([jnp.int32(m) for m in (1, 2, 4)], batch, stacked=False)
-    assert (int(count), count.dtype) == (7, jnp.int32)
+    pieces = [jnp.float32(m) for m in (1, 2, 4)]
+    assert float(join(pieces, batch, "mean")) == pytest.approx((3 * 1 + 3 * 2 + 2 * 4) / 8)
+    values = {"sum": 7, "max": 4, "min": 1, "first": 1, "last": 4}
+    assert {rule: float(join(pieces, batch, rule)) for rule in values} == values
     rows = [jnp.full((size,), m) for m, size in enumerate(batch.sizes)]
-    np.testing.assert_array_equal(
-        join_results(rows, batch, stacked=False), [0, 0, 0, 1, 1, 1, 2, 2]
-    )
+    np.testing.assert_array_equal(join(rows, batch, "rows"), [0, 0, 0, 1, 1, 1, 2, 2])
     flags = [jnp.bool_(v) for v in (True, False, True)]
-    assert not join_results(flags, batch, stacked=False)
+    assert not join(flags, batch, "all")
+    assert join(flags, batch, "any")
+
+
+@pytest.mark.parametrize(("narrow", "wide"), [("int8", "int32"), ("uint8", "uint32")])
+def test_sums_of_narrow_integers_do_not_wrap(narrow, wide):
+    count = join([jnp.asarray(100, narrow)] * 3, plan(8, 3), "sum")
+    assert (int(count), count.dtype) == (300, wide)
+
+
+def test_rows_join_along_their_axis_and_in_their_blocks():
+    whole = np.arange(48).reshape(2, 8, 3)
+    pieces = [whole[:, start:stop] for start, stop in ((0, 3), (3, 6), (6, 8))]
+    np.testing.assert_array_equal(join(pieces, plan(8, 3), "rows", axis=1), whole)
+    views = [x.reshape(-1, 3) for x in pieces]  # two views of the rows, one after the other
+    np.testing.assert_array_equal(join(views, plan(8, 3), "rows", outer=2), whole.reshape(16, 3))
 
 
 def test_results_of_data_shards_join_first():
     batch = plan(8, 2, 2)
-    found = join_results([jnp.float32([1, 3]), jnp.float32([5, 7])], batch, stacked=True)
-    assert float(found) == 4
+    pieces = [jnp.float32([1, 3]), jnp.float32([5, 7])]
+    assert float(join(pieces, batch, "mean", stacked=True)) == 4
+    assert float(join(pieces, batch, "sum", stacked=True)) == 16
+    assert float(join(pieces, batch, "last", stacked=True)) == 7
     rows = [jnp.arange(4).reshape(2, 2), jnp.arange(4, 8).reshape(2, 2)]
-    np.testing.assert_array_equal(join_results(rows, batch, stacked=True), range(8))
+    np.testing.assert_array_equal(join(rows, batch, "rows", stacked=True), range(8))
+
+
+def test_leaves_that_are_said_to_be_shared_have_no_rows():
+    table = jax.ShapeDtypeStruct((5, 2), jnp.float32)
+    x = jax.ShapeDtypeStruct((8, 2), jnp.float32)
+    cut = plan_microbatches([x, table], ["x", "table"], 2, shared=[1])
+    assert [a.shape for a in cut.shapes(0)] == [(4, 2), (5, 2)]
+    assert cut.piece(1, "all of it", 1) == "all of it"
 
 
 def test_gradients_of_half_types_are_summed_in_float32():

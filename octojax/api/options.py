@@ -1,5 +1,6 @@
 """The options of a pipeline, and the decorator that records them on a model's class."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
@@ -30,8 +31,15 @@ class Options:
     another: by default as long as `octopipe launch --timeout` or `octopipe.initialize` say, else
     600 seconds. Several processes compare their values before the first step, and a sum of the
     batch every `compare_values` steps; 0: never.
-    `reduction` says what the loss does with the rows of its batch: "mean" or "sum". Losses of
-    microbatches, and the gradients with them, join accordingly.
+    `shared` names the leaves of the batch without rows, `rows` those with rows (then all others
+    are shared), by path or its beginning: `shared=("class_weights",)`. `aux` says how values of
+    microbatches join, one rule or one per path: `aux={"load": "sum", "logits": "rows"}`; rules
+    are sum, mean, max, min, all, any, first, last, rows. `weight`, a function of a batch, gives
+    the weight of a microbatch in what the analysis of rows cannot see. `strict` makes an error of
+    its warning. See docs/exactness.md. `reduction` is deprecated: sums and means are told apart.
+    `keep_memory`: on CPU with glibc the whole process keeps freed memory for later steps, which
+    makes them up to a third faster, and never becomes smaller again; see
+    `octojax.executor.kept_memory`. False leaves the allocator as it is.
     `compiler_options` go to XLA for every stage program, as those of `jax.jit` do.
     """
 
@@ -48,8 +56,14 @@ class Options:
     profile: Profile | None = None
     tune_seconds: float = 10.0
     compiler_options: dict[str, Any] = field(default_factory=dict)
-    reduction: str = "mean"
+    rows: tuple[str, ...] | str | None = None
+    shared: tuple[str, ...] | str | None = None
+    aux: Mapping[str, Any] | str | None = None
+    weight: Callable[[Any], Any] | None = None
+    strict: bool = False
+    reduction: str | None = None
     timeout_s: float | None = None
+    keep_memory: bool = True
     compare_values: int = 1
     seed: int = 0
     progress: bool = True
@@ -64,10 +78,23 @@ class Options:
             raise TypeError(f"pipeline option(s) of the wrong form: {'; '.join(wrong)}")
         if self.microbatches is not None and self.microbatches < 1:
             raise ValueError(f"microbatches = {self.microbatches}, expected a number >= 1")
-        if self.reduction not in ("mean", "sum"):
+        if self.reduction not in (None, "mean", "sum"):
             raise ValueError(
                 f"reduction = {self.reduction!r}, expected 'mean' (the loss averages over the "
                 f"rows of its batch) or 'sum' (it adds them up)"
+            )
+        if self.reduction is not None:
+            warnings.warn(
+                "reduction= is no longer needed and goes with version 0.3: means, sums and masked "
+                "means are told apart. For a loss that cannot be seen through give weight=, a "
+                "function of the batch",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+        if self.rows is not None and self.shared is not None:
+            raise ValueError(
+                f"rows={self.rows!r} and shared={self.shared!r} were both given: name the leaves "
+                f"of the batch with rows, or those without; the others follow"
             )
         if self.compare_values < 0:
             raise ValueError(
@@ -100,6 +127,10 @@ def _all_whole(value: Any) -> bool:
     return isinstance(value, Sequence) and all(map(_whole, value))
 
 
+def _names(value: Any) -> bool:
+    return isinstance(value, str) or all(isinstance(x, str) for x in value)
+
+
 _FORMS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("microbatches", _whole, "a whole number"),
     ("compare_values", _whole, "a whole number"),
@@ -120,6 +151,11 @@ _FORMS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda x: isinstance(x, bool) or (isinstance(x, Sequence) and not isinstance(x, str)),
         "True, False or one of them per stage",
     ),
+    ("keep_memory", lambda x: isinstance(x, bool), "True or False"),
+    ("rows", _names, "paths of leaves of the batch, such as ('x', 'labels')"),
+    ("shared", _names, "paths of leaves of the batch, such as ('class_weights',)"),
+    ("aux", lambda x: isinstance(x, (str, Mapping)), "a rule or a dictionary of them by path"),
+    ("weight", callable, "a function of the batch"),
     ("timeout_s", lambda x: isinstance(x, Real), "a number of seconds"),
     ("schedule_options", lambda x: isinstance(x, Mapping), "a dictionary"),
 )

@@ -27,9 +27,11 @@ from octojax.api.planning import (
 from octojax.api.state_layout import Held, StateLayout, check_alive, fresh
 from octojax.api.structure import leaves_like
 from octojax.api.tuning import tuned_plan
+from octojax.api.whole_batch import WholeBatch, leaves_without_rows
 from octojax.costs import Device, estimate
 from octojax.errors import PlanError
 from octojax.executor.engine import Engine, Results
+from octojax.executor.kept_memory import keep_memory
 from octojax.executor.lower import Lowered, lower
 from octojax.executor.prepare import Model
 from octojax.executor.recorded import Recorder
@@ -47,12 +49,12 @@ from octojax.mesh import DATA_AXIS, PipelineMesh, pipeline_mesh
 from octojax.processes import agree, busy, several, step_timeout_s
 from octojax.programs.build import compile_all
 from octojax.programs.microbatch import Microbatches, plan_microbatches
-from octojax.programs.recipe import raw, stored
+from octojax.programs.recipe import raw, stored, unstored
 from octojax.simulate.durations import durations
 from octojax.stages.differentiate import differentiate
 from octojax.stages.fingerprint import fingerprint, portable
 from octojax.stages.program import Ref, Role, Stage
-from octojax.trace import Leaves, path_name, trace_loss
+from octojax.trace import Leaves, path_name
 
 TYPICAL = Device(flops_per_s=1e12, bandwidth_bytes_per_s=3e10)
 """Only for the order of transfers, where no profile is given: what counts is how stages compare."""
@@ -87,6 +89,8 @@ class PipelinedLoss:
         under_mesh: bool = False,
     ) -> None:
         self.pure, self.options, self.under_mesh = pure, options, under_mesh
+        if options.keep_memory and jax.default_backend() == "cpu":
+            keep_memory()
         table = given_schedule(options)
         ranks = ranks_wanted(options) if mesh is None else None
         self.mesh: PipelineMesh = pipeline_mesh(mesh, options.axis, ranks)
@@ -111,34 +115,42 @@ class PipelinedLoss:
         """Traces, plans, cuts and differentiates, all under the mesh that the model sees."""
         count = options.microbatches or (table.num_microbatches if table is not None else 1)
         paths, self.batch_tree = jax.tree_util.tree_flatten_with_path(batch)
-        self.batch: Microbatches = plan_microbatches(
+        names = [path_name(path) or "the batch" for path, _ in paths]
+        self.given: Microbatches = plan_microbatches(
             [leaf for _, leaf in paths],
-            [path_name(path) or "the batch" for path, _ in paths],
+            names,
             count,
             self.mesh.data_size,
-            summed=options.reduction == "sum",
+            shared=leaves_without_rows(names, [np.ndim(leaf) for _, leaf in paths], options),
         )
+        axes = self.mesh.mesh.axis_names
+        with explained(axes):
+            self.whole = WholeBatch(pure, self.given, self.batch_tree, options)
+        first = self.whole.first
+        for part in filter(None, (first.traced.flat, first.evaluate)):
+            check_shardings(part, axes, (self.mesh.axis, DATA_AXIS))
+        self.whole.check()
+        self.batch: Microbatches = self.whole.batch
         if options.schedule == "auto" and options.plan is None:
             refuse_with_auto(options)
-            plan = tuned_plan(pure, self.batch, self.batch_tree, self.mesh, options, optimizer)
+            plan = tuned_plan(pure, self.given, self.batch_tree, self.mesh, options, optimizer)
             self.options = options = replace(options, plan=plan)
         self.schedule: Schedule = choose_schedule(options, self.mesh.num_ranks, count)
         self._layered = layered = self._layers(0)
         self.plan: Plan = make_plan(options, self.schedule, layered.graph)
         self.layers = layered.graph
-        self.staged: StagedLoss = cut_stages(layered, self.plan.partition)
+        self.staged: StagedLoss = self._cut(layered)
         self.stages: tuple[tuple[Stage, ...], ...] = self._stages()
         self._check_state()
         self.lowered: Lowered = self._lower(self.schedule)
 
     def _layers(self, microbatch: int, min_layers: int | None = None) -> LayeredLoss:
-        shapes = self.batch_tree.unflatten(self.batch.shapes(microbatch))
-        axes = self.mesh.mesh.axis_names
-        with self.mesh.in_force(named=self.under_mesh):
-            with explained(axes):
-                traced = trace_loss(self.pure.fn, self.pure.params, shapes, self.pure.state)
-            check_shardings(traced.flat, axes, (self.mesh.axis, DATA_AXIS))
-            return find_layers(traced, min_layers or layers_wanted(self.options, self.schedule))
+        traced = self.whole.traced(microbatch)
+        return find_layers(traced, min_layers or layers_wanted(self.options, self.schedule))
+
+    def _cut(self, layered: LayeredLoss) -> StagedLoss:
+        ranks = [min(ranks) for ranks in self.plan.placement.stages]
+        return cut_stages(layered, self.plan.partition, ranks)
 
     def _stages(self) -> tuple[tuple[Stage, ...], ...]:
         """The stages of every microbatch; equal sizes share them."""
@@ -150,7 +162,7 @@ class PipelinedLoss:
             staged = self.staged
             if microbatch:
                 layered = self._relayered(self._layers(microbatch))
-                staged = layered and cut_stages(layered, self.plan.partition)
+                staged = layered and self._cut(layered)
                 if staged is None or staged.units != self.staged.units:
                     raise PlanError(
                         f"the loss of {size} rows has other operations or constants than the "
@@ -271,8 +283,13 @@ class PipelinedLoss:
             else self.staged.unit_avals[r.index]
             for r in reads
         )
+        rest = {
+            "joins": self.whole.joins,
+            "terms": self.staged.terms,
+            "trainable": self._trainable,
+        }
         if not counters.leaves:
-            return Model(self.staged.unit_avals)
+            return Model(self.staged.unit_avals, **rest)
         advance = counters.jaxpr
         used = len(counters.reads)
         return Model(
@@ -281,6 +298,7 @@ class PipelinedLoss:
             reads,
             avals,
             lambda *values: evaluate(advance, values[:used], None),
+            **rest,
         )
 
     def _runner(self, lowered: Lowered) -> "Runner":
@@ -292,6 +310,7 @@ class PipelinedLoss:
             compiled = compile_all(
                 engine.jobs(), self.options.progress, self.options.compiler_options
             )
+            _ = self._coefficients
             self.compilations += len(compiled)
             engine.ready(compiled)
         return Runner(engine, self._sources(engine))
@@ -424,6 +443,9 @@ class PipelinedLoss:
         results = runner.engine.run(*inputs, record, self.calls.stop)
         known = results.emits if stamp is None else self._everywhere(runner, results, stamp)
         emits = [known[e] for e in range(self.staged.traced.num_emits)]
+        for (emit, rank), aval in runner.engine.added.items():
+            term = self.layout.from_owner(results.terms.get((emit, rank)), rank, aval)
+            emits[emit] = emits[emit] + jax.device_put(term, emits[emit].sharding)
         return results, emits[0], self.staged.traced.aux.unflatten(emits[1:])
 
     def rehearse(self, held: Held, batch: Any, record: Recorder) -> None:
@@ -437,7 +459,34 @@ class PipelinedLoss:
         check_alive(held)
         flat = [*held.units, *chain.from_iterable(held.copies)]
         params = [[flat[i] for i in where] for where in runner.sources]
+        if self._coefficients is not None:
+            placed = jax.device_put([raw(jnp.asarray(x)) for x in leaves], self._first_device)
+            leaves = [*leaves, *self._coefficients(*placed)]
         return params, [held.carried] * len(runner.sources), held.counters, leaves
+
+    @property
+    def _first_device(self) -> jax.sharding.Sharding:
+        """A device of this process, for what every process evaluates itself."""
+        devices = self.mesh.ranks[self.mesh.local_ranks[0]].devices
+        here = [d for d in devices if d.process_index == jax.process_index()]
+        return jax.sharding.SingleDeviceSharding(here[0])
+
+    @cached_property
+    def _coefficients(self) -> Any:
+        """The compiled program of what microbatches read of the whole batch; None without any."""
+        evaluate = self.whole.evaluate
+        if evaluate is None:
+            return None
+        avals = self.given.avals
+        shapes = [
+            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self._first_device)
+            for a in map(stored, avals)
+        ]
+
+        def coefficients(*leaves: Any) -> tuple[Any, ...]:
+            return tuple(evaluate([unstored(x, a) for x, a in zip(leaves, avals, strict=True)]))
+
+        return jax.jit(coefficients, keep_unused=True).lower(*shapes).compile()
 
     def _stamp(self, leaves: Sequence[Any]) -> Stamp:
         stamp = Stamp(leaves, thorough=not self._compared, every=self.options.compare_values)
@@ -463,9 +512,9 @@ class PipelinedLoss:
     def batch_leaves(self, batch: Any) -> list[Any]:
         leaves, tree = jax.tree.flatten(batch)
         if tree != self.batch_tree:
-            expected = Leaves(self.batch_tree, self.batch.names, self.batch.avals)
+            expected = Leaves(self.batch_tree, self.given.names, self.given.avals)
             leaves = leaves_like(batch, expected, "the leaves of this batch")
-        self.batch.check(leaves)
+        self.given.check(leaves)
         return leaves
 
     def next_state(self, held: Held, results: Results) -> tuple[Mapping[int, jax.Array], Any]:

@@ -1,76 +1,123 @@
-"""The unpipelined model with the same meaning: microbatch by microbatch on one device."""
+"""The unpipelined model with the same meaning, on one device, by plain JAX."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from octojax import compat
+from octojax.api.whole_batch import WholeBatch
+from octojax.jaxprs.shardings import names_mesh, traced_anew
 from octojax.programs.finish import join_results
-from octojax.programs.microbatch import Microbatches
+from octojax.programs.microbatch import Kind
+from octojax.trace import TracedLoss
 
-PureFn = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
 
-
-def reference(
-    fn: PureFn, params: Any, state: Any, batch: Any, batches: Microbatches
-) -> tuple[jax.Array, Any, Any, Any]:
+def reference(whole: WholeBatch, params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
     """Returns `(loss, aux, grads, new_state)` of the whole batch, by plain `jax.value_and_grad`.
 
-    Every microbatch sees the rows, keys and module state that it sees in the pipeline; the
-    results are joined by the same rules, and what a derivative rule puts in adds up.
-    `fn(params, state, batch) -> (loss, aux, new_state)`.
+    The loss sees the whole batch at once. Where that would be something else, because a random key
+    is folded for every microbatch or module state is carried from one to the next, it sees the
+    microbatches one after the other, each as the pipeline does, and their values join by the same
+    rules.
     """
-    leaves, tree = jax.tree.flatten(batch)
-    leaves = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in leaves]
-    shards: tuple[int | None, ...] = tuple(range(batches.shards)) if batches.shards > 1 else (None,)
+    if per_microbatch(whole):
+        return by_microbatches(whole, params, state, batch)
 
-    @jax.jit
-    def add(totals: Any, params: Any, state: Any, part: Any, share: Any) -> Any:
-        def loss_of(params: Any) -> tuple[Any, Any]:
-            loss, aux, new_state = fn(params, state, part)
-            return loss * share.astype(loss.dtype), (loss, aux, new_state)
+    def loss_of(params: Any) -> tuple[Any, Any]:
+        loss, aux, new_state = whole.pure.fn(params, state, batch)
+        return loss, (aux, new_state)
 
-        grads, (loss, aux, new_state) = jax.grad(loss_of, has_aux=True, allow_int=True)(params)
-        totals = jax.tree.map(_plus, totals, grads)
-        return totals, (loss, aux), new_state
+    run = jax.jit(jax.value_and_grad(loss_of, has_aux=True, allow_int=True))
+    (loss, (aux, new_state)), grads = run(params)
+    return loss, aux, grads, new_state
 
-    @jax.jit
-    def join(totals: Any, params: Any, found: Any) -> Any:
-        flat = [[jax.tree.leaves(x) for x in of_shards] for of_shards in found]
-        joined = [
-            join_results(
-                [jnp.stack(pieces) if len(shards) > 1 else pieces[0] for pieces in of_leaf],
-                batches,
-                stacked=len(shards) > 1,
-                loss=e == 0,
-            )
-            for e, of_leaf in enumerate(
-                [[leaves[e] for leaves in of_shards] for of_shards in flat]
-                for e in range(len(flat[0][0]))
-            )
-        ]
-        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), totals, params)
-        return jax.tree.unflatten(jax.tree.structure(found[0][0]), joined), grads
 
-    totals = jax.tree.map(
-        lambda p: np.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)), params
+def per_microbatch(whole: WholeBatch) -> bool:
+    """Whether keys or module state make the whole batch at once another computation."""
+    traced = whole.first.traced
+    changes = any(
+        traced.flat.outvars[traced.num_emits + k] is not traced.flat.invars[len(traced.params) + k]
+        for k in range(len(traced.state))
     )
-    found = []
-    for m, weight in enumerate(batches.weights):
-        new_state, of_shards = state, []
+    return changes or Kind.KEY in whole.given.kinds
+
+
+def by_microbatches(
+    whole: WholeBatch, params: Any, state: Any, batch: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Returns what `reference` does, with the microbatches of the pipeline one by one."""
+    cut = whole.batch
+    leaves = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in jax.tree.leaves(batch)]
+    if whole.evaluate is not None:
+        leaves += jax.jit(whole.evaluate)(leaves)
+    shards: tuple[int | None, ...] = tuple(range(cut.shards)) if cut.shards > 1 else (None,)
+    values = jax.tree.leaves(params)
+    states = jax.tree.leaves(state)
+    totals = [0.0 * x if compat.is_float(jnp.asarray(x)) else x for x in values]
+    pieces: list[list[list[Any]]] = []
+    steps: dict[int, Any] = {}
+    for m in range(cut.count):
+        of_shards, new = [], states
         for shard in shards:
-            part = tree.unflatten([batches.piece(i, x, m, shard) for i, x in enumerate(leaves)])
-            share = np.float32(weight / len(shards))
-            totals, emitted, new_state = add(totals, params, state, part, share)
-            of_shards.append(emitted)
-        state = new_state
-        found.append(of_shards)
-    (loss, aux), grads = join(totals, params, found)
-    return loss, aux, grads, state
+            size = cut.sizes[m]
+            if size not in steps:
+                steps[size] = _gradient(whole.traced(m), slice(0, 1))
+            part = [cut.piece(i, x, m, shard) for i, x in enumerate(leaves)]
+            (_, results), grads = steps[size](values, states, part)
+            emits, new = results[: len(whole.joins)], results[len(whole.joins) :]
+            totals = _added(totals, grads)
+            of_shards.append(emits)
+        states = new
+        pieces.append(of_shards)
+    emits = [
+        join_results(
+            [jnp.stack([x[e] for x in p]) if len(shards) > 1 else p[0][e] for p in pieces],
+            cut,
+            join,
+            stacked=len(shards) > 1,
+        )
+        for e, join in enumerate(whole.joins)
+    ]
+    traced = whole.first.traced
+    if traced.terms:
+        first = traced.num_emits + len(traced.state)
+        of_loss = [first + k for k, emit in enumerate(traced.terms) if emit == 0]
+        part = [cut.piece(i, x, 0, shards[0]) for i, x in enumerate(leaves)]
+        run = _gradient(traced, of_loss, slice(first, None))
+        (_, terms), grads = run(values, states, part)
+        totals = _added(totals, grads)
+        for emit, term in zip(traced.terms, terms, strict=True):
+            emits[emit] = emits[emit] + term
+    grads = jax.tree.unflatten(jax.tree.structure(params), totals)
+    new_state = jax.tree.unflatten(jax.tree.structure(state), states)
+    return emits[0], traced.aux.unflatten(emits[1:]), grads, new_state
 
 
-def _plus(total: Any, gradient: Any) -> Any:
-    """The running sum; a parameter of integers gathers nothing."""
-    return total if gradient.dtype == jax.dtypes.float0 else total + gradient.astype(total.dtype)
+def _added(totals: list[Any], grads: list[Any]) -> list[Any]:
+    return [
+        t + g if compat.is_float(jnp.asarray(t)) else g for t, g in zip(totals, grads, strict=True)
+    ]
+
+
+def _sum(values: list[Any]) -> Any:
+    return sum(values[1:], start=values[0]) if values else np.float32(0)
+
+
+def _gradient(traced: TracedLoss, of: Any, results: Any = None) -> Any:
+    """The gradient of some outputs of a microbatch's loss, and others beside; jitted."""
+    flat = traced.flat
+    results = slice(0, traced.num_emits + len(traced.state)) if results is None else results
+    every = list(range(len(flat.outvars)))
+    wanted = every[of] if isinstance(of, slice) else of
+    kept = every[results]
+    outvars = [flat.outvars[k] for k in (*wanted, *kept)]
+    jaxpr = compat.new_jaxpr([*flat.constvars, *flat.invars], outvars, flat.eqns)
+
+    def loss_of(params: Any, state: Any, part: Any) -> tuple[Any, Any]:
+        values = compat.eval_jaxpr(jaxpr, [*flat.constants, *params, *state, *part])
+        return _sum(values[: len(wanted)]), values[len(wanted) :]
+
+    run = jax.value_and_grad(loss_of, has_aux=True, allow_int=True)
+    return jax.jit(traced_anew(run) if names_mesh(jaxpr) else run)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from octojax import checkpoint, errors, processes
+from octojax.api.agreement import value_facts
 from octojax.errors import ExecutionError, OctoPipeError
+from octojax.trace import path_name
 
 if TYPE_CHECKING:
     from octojax.api.step import TrainState, TrainStep
@@ -101,6 +103,16 @@ def _load(step: "TrainStep", path: str | Path) -> checkpoint.Checkpoint:
             f"this process has read {mine} from {path}, but {'; '.join(others)}. Every process "
             f"must read the same checkpoint: give a path that all see"
         )
+    if processes.several() and step.loss.options.compare_values:
+        trees = {
+            "params": stored.params,
+            "opt_state": stored.opt_state,
+            "module_state": stored.module_state,
+        }
+        paths = jax.tree_util.tree_leaves_with_path(trees)
+        names = [path_name(path) for path, _ in paths]
+        remedy = "Every process must read the same checkpoint: give a path that all see"
+        processes.agree(value_facts(names, [x for _, x in paths]), "the checkpoint", remedy)
     return stored
 
 

@@ -80,10 +80,9 @@ class TrainStep:
     state whole, or what it made can be had by `recover()`. `with octopipe.compile(...) as step:`
     closes it at the end; see `close`.
 
-    `metrics` are `loss` (mean over microbatches, weighted by their rows, or with
-    `reduction="sum"` their sum), `grad_norm` (over all stages) and, where the loss returns any,
-    `aux` (joined as `octojax.programs.finish` says: floating scalars are averaged, integers
-    summed, rows concatenated).
+    `metrics` are `loss` (of the whole batch), `grad_norm` (over all stages) and, where the loss
+    returns any, `aux`, joined by what its leaves depend on, or as `aux=` says; see
+    docs/exactness.md.
     """
 
     def __init__(self, loss: PipelinedLoss, optimizer: optax.GradientTransformation) -> None:
@@ -278,13 +277,13 @@ class TrainStep:
     def reference(self, state: TrainState, batch: Any) -> tuple[jax.Array, Any]:
         """Returns `(loss, grads)` of the unpipelined model on one device, for comparison.
 
-        Rows, keys and module state of every microbatch are those of the pipeline.
+        It sees the whole batch at once; where random keys or carried module state belong to
+        microbatches, it sees these one after the other, as the pipeline does.
         """
         self._expect_state(state)
         params, module_state = self.params(state), self.module_state(state)
         with self.loss.mesh.around_plain_model(named=self.loss.under_mesh) as placed:
-            params, module_state, batch = placed((params, module_state, batch))
-            found = reference(self.loss.pure.fn, params, module_state, batch, self.loss.batch)
+            found = reference(self.loss.whole, *placed((params, module_state, batch)))
         return found[0], found[2]
 
     # ------------------------------------------------------------------ back to the user
@@ -327,7 +326,6 @@ class TrainStep:
 
         def work() -> TrainState:
             params, module_state, opt_state, count = saving.restore(self, path)
-            self.loss.agree_on(params, module_state, f"restored parameters of step {count}")
             return self.renewed(self.loss.place(params, module_state), opt_state, count)
 
         with call("restore"):

@@ -172,9 +172,12 @@ def find(pure: Any, batch: Any, min_layers: int) -> Any:
     """Returns the layers of a loss for one microbatch."""
     from octojax.layers import find_layers
     from octojax.profiling import shapes_of
+    from octojax.rows.whole import separated
     from octojax.trace import trace_loss
 
-    return find_layers(trace_loss(pure.fn, pure.params, shapes_of(batch), pure.state), min_layers)
+    return find_layers(
+        separated(trace_loss(pure.fn, pure.params, shapes_of(batch), pure.state)), min_layers
+    )
 
 
 def read_machine(path: str) -> tuple[Any, Any]:

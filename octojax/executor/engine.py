@@ -1,7 +1,7 @@
 """A lowered step on real devices: compiles its programs, then runs them step after step."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from operator import itemgetter
@@ -21,9 +21,10 @@ from octojax.executor.run import Bound, RankThreads, Walk, bind, run_rank
 from octojax.executor.stop import Stop
 from octojax.executor.transport import StandIns, Transport
 from octojax.executor.values import Place, Value
+from octojax.jaxprs.dataflow import shape_of
 from octojax.mesh import PipelineMesh, Rank
 from octojax.programs.build import Job
-from octojax.programs.finish import join_results, sum_gradients
+from octojax.programs.finish import add_terms, join_results, sum_gradients
 from octojax.programs.microbatch import Microbatches
 from octojax.programs.recipe import (
     Layout,
@@ -32,6 +33,7 @@ from octojax.programs.recipe import (
     on_rank,
     stored,
 )
+from octojax.stages.program import OwnTerm
 
 MakeTransport = Callable[
     [Sequence[Transfer], Sequence[Sequence[jax.ShapeDtypeStruct]], PipelineMesh], Transport
@@ -43,14 +45,16 @@ MakeTransport = Callable[
 class Results:
     """What one step made. `gradients[u]` is None where unit u has none (or another process's).
 
-    `emits[e]` is leaf e of what the loss returns, over the whole batch; `state` maps a leaf of
-    carried module state to its final value; `counters[i]` are those of local rank i.
+    `emits[e]` is leaf e of what the loss returns, over the whole batch, without its terms:
+    `terms[e, rank]` is what the parameters of a rank add to it. `state` maps a leaf of carried
+    module state to its final value; `counters[i]` are those of local rank i.
     """
 
     gradients: tuple[jax.Array | None, ...]
     emits: Mapping[int, jax.Array]
     state: Mapping[int, jax.Array]
     counters: tuple[tuple[jax.Array, ...], ...]
+    terms: Mapping[tuple[int, int], jax.Array] = field(default_factory=dict)
 
 
 class Engine:
@@ -123,7 +127,21 @@ class Engine:
                 slots.setdefault(unit, []).append(program.first_total + at)
         for unit, slot in program.extra_totals:
             slots.setdefault(unit, []).append(slot)
+        if self._trains:
+            for term in self._terms(program.rank):
+                for unit in term.units:
+                    if unit in self.model.trainable:
+                        slots.setdefault(unit, [])
         return [(unit, tuple(found)) for unit, found in sorted(slots.items())]
+
+    @cached_property
+    def _trains(self) -> bool:
+        """Whether the step makes gradients."""
+        return any(program.totals for program in self.step.ranks)
+
+    def _terms(self, rank: int) -> tuple[OwnTerm, ...]:
+        """The terms of parameters alone that a rank adds."""
+        return tuple(t for t in self.model.terms if self.step.owners[t.units[0]] == rank)
 
     def _emitted(self, program: RankProgram) -> list[tuple[int, tuple[int, ...]]]:
         """The leaves of the result that this rank makes, and their slots by microbatch."""
@@ -141,18 +159,24 @@ class Engine:
         owned, emitted = self._owned(program), self._emitted(program)
         stacked = rank.data_size > 1
         batch, dtypes = self.batch, [self.model.params[u].dtype for u, _ in owned]
+        joins = self.model.joins
+        terms, units = self._terms(program.rank), self._term_units(program.rank)
+        trained = tuple(u for u, _ in owned) if terms else ()
 
         def finish(*values: Any) -> tuple[Any, ...]:
             rest = iter(values)
-            grads = [
-                sum_gradients([next(rest) for _ in slots], dtype, stacked=stacked)
-                for (_, slots), dtype in zip(owned, dtypes, strict=True)
-            ]
+            sums = [[next(rest) for _ in slots] for _, slots in owned]
             emits = [
-                join_results([next(rest) for _ in slots], batch, stacked=stacked, loss=leaf == 0)
+                join_results([next(rest) for _ in slots], batch, joins[leaf], stacked=stacked)
                 for leaf, slots in emitted
             ]
-            return (*grads, *emits)
+            params = dict(zip(units, rest, strict=True))
+            added, more = add_terms(terms, params, trained)
+            grads = [
+                sum_gradients(parts, dtype, stacked=stacked, more=more.get(unit))
+                for parts, (unit, _), dtype in zip(sums, owned, dtypes, strict=True)
+            ]
+            return (*grads, *emits, *added)
 
         inputs = [self._total(u, rank) for u, slots in owned for _ in slots]
         named = {slot: value for value, slot in program.results}
@@ -161,12 +185,29 @@ class Engine:
             for _, slots in emitted
             for slot in slots
         ]
+        inputs += [on_devices(stored(self.model.params[u]), Layout.WHOLE, rank) for u in units]
         given, at = [], 0
         for (_, slots), dtype in zip(owned, dtypes, strict=True):
-            if inputs[at].dtype == dtype and not stacked:  # else no result has its form
+            if slots and inputs[at].dtype == dtype and not stacked:  # else no result has its form
                 given.append(at)
             at += len(slots)
         return finish, tuple(inputs), tuple(given)
+
+    def _term_units(self, rank: int) -> tuple[int, ...]:
+        return tuple(sorted({u for term in self._terms(rank) for u in term.units}))
+
+    def _term_emits(self, rank: int) -> tuple[int, ...]:
+        """The results that a rank's terms are added to."""
+        return tuple(dict.fromkeys(term.emit for term in self._terms(rank)))
+
+    @cached_property
+    def added(self) -> dict[tuple[int, int], jax.ShapeDtypeStruct]:
+        """The types of `Results.terms` of all ranks."""
+        return {
+            (term.emit, program.rank): shape_of(term.jaxpr.jaxpr.outvars[0])
+            for program in self.step.ranks
+            for term in self._terms(program.rank)
+        }
 
     @cached_property
     def emitted(self) -> dict[int, tuple[int, jax.ShapeDtypeStruct]]:
@@ -176,7 +217,8 @@ class Engine:
             leaves = [leaf for leaf, _ in self._emitted(program)]
             if leaves:
                 finish, inputs, _ = self._finish(program)
-                avals = jax.eval_shape(finish, *inputs)[-len(leaves) :]
+                first = len(self._owned(program))
+                avals = jax.eval_shape(finish, *inputs)[first : first + len(leaves)]
                 found.update((x, (program.rank, a)) for x, a in zip(leaves, avals, strict=True))
         return found
 
@@ -214,6 +256,7 @@ class Engine:
         rank = self.mesh.ranks[program.rank]
         owned, emitted = self._owned(program), self._emitted(program)
         outputs = [slot for _, slots in (*owned, *emitted) for slot in slots]
+        outputs += [program.params.index(u) for u in self._term_units(program.rank)]
         return _Part(
             lowered=self.lowered,
             program=program,
@@ -225,6 +268,7 @@ class Engine:
             outputs=itemgetter(*outputs) if len(outputs) > 1 else lambda s: [s[o] for o in outputs],
             units=tuple(unit for unit, _ in owned),
             emits=tuple(leaf for leaf, _ in emitted),
+            terms=self._term_emits(program.rank),
             carried=tuple(None if self._counts(v) else v.index for v in program.state),
             final=tuple(
                 (value.index, slot)
@@ -235,8 +279,8 @@ class Engine:
 
     def _constant(self, value: Value, rank: Rank) -> jax.Array:
         if value.place is Place.SEED:
-            weight = self.batch.weights[value.microbatch] / rank.data_size
-            return jax.device_put(np.float32(weight), rank.replicated)
+            one = np.ones((), self.lowered.avals[value].dtype)  # losses of microbatches add up
+            return jax.device_put(one, rank.replicated)
         where = on_devices(stored(self.lowered.avals[value]), Layout.STACKED, rank)
         return jax.device_put(np.zeros(where.shape, where.dtype), where.sharding)
 
@@ -265,12 +309,17 @@ class Engine:
         gradients: list[jax.Array | None] = [None] * len(self.model.params)
         emits: dict[int, jax.Array] = {}
         final: dict[int, jax.Array] = {}
+        terms: dict[tuple[int, int], jax.Array] = {}
         for part, (outputs, states, _) in zip(self.parts, made, strict=True):
             for unit, value in zip(part.units, outputs, strict=False):
                 gradients[unit] = value
-            emits.update(zip(part.emits, outputs[len(part.units) :], strict=True))
+            rest = outputs[len(part.units) :]
+            emits.update(zip(part.emits, rest, strict=False))
+            ends = ((emit, part.program.rank) for emit in part.terms)
+            terms.update(zip(ends, rest[len(part.emits) :], strict=True))
             final.update(states)
-        return Results(tuple(gradients), emits, final, tuple(counted for _, _, counted in made))
+        counters_ = tuple(counted for _, _, counted in made)
+        return Results(tuple(gradients), emits, final, counters_, terms)
 
     def rehearse(
         self,
@@ -321,7 +370,7 @@ class Engine:
 
         A gathering over all ranks that is launched earlier could hold up the last of them.
         """
-        jax.block_until_ready((results.gradients, results.emits, results.state))
+        jax.block_until_ready((results.gradients, results.emits, results.state, results.terms))
         self.transport.drain()
 
     def refresh(
@@ -365,6 +414,7 @@ class _Part:
     outputs: Callable[[list[Any]], Sequence[Any]]
     units: tuple[int, ...]
     emits: tuple[int, ...]
+    terms: tuple[int, ...]
     carried: tuple[int | None, ...]  # per state value: its leaf, or None where it is counted
     final: tuple[tuple[int, int], ...]  # carried leaves and the slots of their last values
 

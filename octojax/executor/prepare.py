@@ -22,7 +22,8 @@ from octojax.programs.build import Job
 from octojax.programs.finish import zeros
 from octojax.programs.microbatch import Kind, Microbatches
 from octojax.programs.recipe import Layout, raw, stored, unstored
-from octojax.stages.program import Ref, Role
+from octojax.rows.join import Join
+from octojax.stages.program import OwnTerm, Ref, Role
 
 MOST_PIECES = 16
 """That one program makes: compiling costs 5-10 ms for each, a further call some 50 us a step."""
@@ -38,7 +39,8 @@ class Model:
 
     `params` are the types of the parameter units. `count(values)` advances the counters of
     module state by one microbatch: it returns new values of the leaves `counters`, from the
-    values of the leaves and units `count_reads` names (types: `count_avals`).
+    values of the leaves and units `count_reads` names (types: `count_avals`). `joins` say how
+    leaves of what the loss returns join; `terms` are to be added to them once per step.
     """
 
     params: tuple[Any, ...]
@@ -46,6 +48,9 @@ class Model:
     count_reads: tuple[Ref, ...] = ()
     count_avals: tuple[Any, ...] = ()
     count: Any = None
+    joins: tuple[Join, ...] = ()
+    terms: tuple[OwnTerm, ...] = ()
+    trainable: frozenset[int] = frozenset()
 
     def advance(self, known: dict[Ref, Any]) -> dict[Ref, Any]:
         """Returns what `count_reads` names, one microbatch later."""

@@ -6,7 +6,7 @@ pipeline has drained. It is the only collective over the full axis.
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -30,6 +30,7 @@ class Share:
         self.mesh, self.timeout_s = mesh, timeout_s
         self.spread = NamedSharding(mesh.mesh, PartitionSpec(mesh.axis))
         self._program = cache(self._compile)
+        self._joining_program = cache(self._compile_joining)
 
     def gather(
         self, vectors: Mapping[int, jax.Array | np.ndarray], width: int, dtype: Any
@@ -39,6 +40,10 @@ class Share:
         `vectors[r]` is what local rank r brings, `dtype[width]`, replicated over its devices;
         a rank that brings none counts as zeros.
         """
+        rows = self._run(self._program(width, jnp.dtype(dtype)), vectors, width, dtype)
+        return {rank: [self._local(row, rank) for row in rows] for rank in self.mesh.local_ranks}
+
+    def _run(self, program: Any, vectors: Mapping[int, Any], width: int, dtype: Any) -> Any:
         mesh = self.mesh
         pieces = [
             piece
@@ -48,9 +53,7 @@ class Share:
         joined = jax.make_array_from_single_device_arrays(
             (mesh.num_ranks * width,), self.spread, pieces
         )
-        program = self._program(width, jnp.dtype(dtype))
-        rows = self._bounded(lambda: jax.block_until_ready(program(joined)))
-        return {rank: [self._local(row, rank) for row in rows] for rank in mesh.local_ranks}
+        return self._bounded(lambda: jax.block_until_ready(program(joined)))
 
     def from_owner(self, value: jax.Array | None, owner: int, aval: Any) -> jax.Array:
         """Returns rank `owner`'s value on the first local rank, exact to the bit.
@@ -90,7 +93,8 @@ class Share:
                     raw = np.asarray(values[number]).reshape(-1)
                     vector[place] = np.ascontiguousarray(raw).view(np.uint8)
         first = self.mesh.local_ranks[0]
-        rows = [np.asarray(row) for row in self.gather(vectors, width, np.uint8)[first]]
+        whole = self._run(self._joining_program(width), vectors, width, np.uint8)
+        rows = np.asarray(whole.addressable_data(0))
         where, arrays = self.mesh.ranks[first].replicated, {}
         for number, (owner, aval) in sorted(described.items()):
             if number in small:
@@ -139,17 +143,21 @@ class Share:
         return jax.device_put(np.zeros(width, dtype) if vector is None else vector, where)
 
     def _compile(self, width: int, dtype: Any) -> Any:
+        """One result for every rank's vector, so that each can be had without a copy."""
+        ranks = range(self.mesh.num_ranks)
+        return self._gathering(lambda every: [every[rank] for rank in ranks], width, dtype)
+
+    def _compile_joining(self, width: int) -> Any:
+        """One result, the rows of all ranks, for the host."""
+        return self._gathering(lambda every: every, width, np.uint8)
+
+    def _gathering(self, form: Callable[[jax.Array], Any], width: int, dtype: Any) -> Any:
         mesh = self.mesh
-
-        def rows(vector: jax.Array) -> Sequence[jax.Array]:
-            every = jax.lax.all_gather(vector, mesh.axis)
-            return [every[rank] for rank in range(mesh.num_ranks)]
-
         function = jax.shard_map(
-            rows,
+            lambda vector: form(jax.lax.all_gather(vector, mesh.axis)),
             mesh=mesh.mesh,
             in_specs=PartitionSpec(mesh.axis),
-            out_specs=[PartitionSpec()] * mesh.num_ranks,
+            out_specs=PartitionSpec(),
             check_vma=False,
         )
         total = jax.ShapeDtypeStruct((mesh.num_ranks * width,), dtype, sharding=self.spread)
@@ -179,4 +187,6 @@ def shared_exchange(distributed: Any, share: Share) -> Any:
 
 
 def _pieces(value: jax.Array) -> list[jax.Array]:
+    if len(value.sharding.device_set) == 1:
+        return [value]
     return [s.data for s in value.addressable_shards]

@@ -14,7 +14,7 @@ class Place(enum.StrEnum):
     TOTAL = "total"  # index: parameter unit; the running sum of its gradient on this rank
     STATE = "state"  # index: leaf of module state, as microbatch `microbatch` finds it
     BATCH = "batch"  # index: leaf of the batch
-    SEED = "seed"  # the cotangent of the loss of a microbatch: its share of all samples
+    SEED = "seed"  # the cotangent of the loss of a microbatch: one
     FORWARD = "forward"  # index k: output k of a stage
     BACKWARD = "backward"  # index k: gradient of output k of a stage
     RESIDUAL = "residual"

@@ -66,6 +66,18 @@ def _evaluate(jaxpr: Any, values: Sequence[Any], axes: Axes | None) -> list[Any]
     return [read(atom) for atom in jaxpr.outvars]
 
 
+def traced_anew(function: Callable[..., Any], axes: Axes | None = None) -> Callable[..., Any]:
+    """Returns `function` as one whose operations are those of `evaluate`: for what takes a
+    derivative of a jaxpr that names a mesh. It may not close over values of a trace."""
+
+    def run(*args: Any) -> Any:
+        closed, shapes = compat.trace(function, *args)
+        values = evaluate(closed, jax.tree.leaves(args), axes)
+        return jax.tree.unflatten(jax.tree.structure(shapes), values)
+
+    return run
+
+
 def apply(eqn: JaxprEqn, values: Sequence[Any], axes: Axes | None) -> Sequence[Any]:
     """Returns the results of one equation on a rank; see `evaluate`."""
     name, params = eqn.primitive.name, eqn.params
@@ -213,8 +225,9 @@ def _shard_map(eqn: JaxprEqn, values: Sequence[Any], axes: Axes | None) -> Seque
     params = eqn.params
     if axes is None:
         raise MeshError(
-            f"{compat.source_line(eqn)}: a shard_map cannot be run on one device alone. Give a "
-            f"plan or a profile, instead of having one measured"
+            f"{compat.source_line(eqn)}: a shard_map cannot be run on one device alone, as what is "
+            f"measured (give a plan or a profile) and what the batch alone decides (put it into "
+            f"the batch) are"
         )
     here = jax.sharding.get_abstract_mesh()
     names = (axes.names & set(params["newly_manual_axes"])) - _manual(here)

@@ -1,6 +1,6 @@
 """From layers and a partition to the forward program of every stage."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from octojax.layers import classify
 from octojax.layers.find import LayeredLoss
 from octojax.layers.rules import shared_values
 from octojax.layers.state import Counters, StateKind, StateLeaf, counters, new_value, state_kinds
-from octojax.stages.program import ForwardStage, ParamUnit, Program, Ref, Role
+from octojax.layers.terms import place_terms
+from octojax.stages.program import ForwardStage, OwnTerm, ParamUnit, Program, Ref, Role
 from octojax.trace import TracedLoss
 
 
@@ -33,7 +34,7 @@ class StagedLoss:
 
     `borders[s][k]` is OUTPUT k of stage s and INPUT k of stage s + 1. `emits` are the avals of
     the loss and of the leaves of aux. `constants` are the values of the units behind the leaves
-    of params and state, in the order of their `leaf`.
+    of params and state, in the order of their `leaf`. `terms` of the emits are in no stage.
     """
 
     traced: TracedLoss
@@ -47,16 +48,20 @@ class StagedLoss:
     emits: tuple[Any, ...]
     state: tuple[StateLeaf, ...]
     counters: Counters
+    terms: tuple[OwnTerm, ...] = ()
 
 
-def cut_stages(layered: LayeredLoss, partition: Partition) -> StagedLoss:
-    """The stages of a partition of the layers.
+def cut_stages(
+    layered: LayeredLoss, partition: Partition, ranks: Sequence[int] | None = None
+) -> StagedLoss:
+    """The stages of a partition of the layers. `ranks` are those of the stages, if known.
 
     Raises:
         CutError: the partition is of another number of layers, or a state leaf would be
             written in one stage and read in another.
     """
     _check_size(layered, partition)
+    layered, terms = place_terms(layered, _owners(layered, partition, ranks))
     traced, normal = layered.traced, layered.normal
     kinds = state_kinds(traced, normal)
     writers = _writers(layered, partition, kinds)
@@ -80,7 +85,20 @@ def cut_stages(layered: LayeredLoss, partition: Partition) -> StagedLoss:
             for where in [writers.get(leaf)]
         ),
         counters=counters(traced, normal, kinds),
+        terms=terms,
     )
+
+
+def _owners(
+    layered: LayeredLoss, partition: Partition, ranks: Sequence[int] | None
+) -> Callable[[int], int | None]:
+    """Which rank (or stage) owns a parameter unit: that of the first stage that reads it."""
+    first: dict[int, int] = {}
+    for stage in range(partition.num_stages if layered.traced.terms else 0):
+        for ref in _reads(layered, _steps(layered, partition, stage)):
+            if ref.role is Role.PARAM:
+                first.setdefault(ref.index, stage if ranks is None else ranks[stage])
+    return first.get
 
 
 def _check_size(layered: LayeredLoss, partition: Partition) -> None:

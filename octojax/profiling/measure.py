@@ -22,6 +22,7 @@ from octojax.profiling.layers import (
 from octojax.profiling.links import measure_link
 from octojax.profiling.runs import Prepared, Programs, Values, prepare, run_once
 from octojax.profiling.timing import median_times
+from octojax.rows.whole import separated
 from octojax.stages.fingerprint import fingerprint
 from octojax.stages.program import Ref, Role, Stage
 from octojax.trace import trace_loss
@@ -59,7 +60,7 @@ def measure(
     """
     at_hand = list(jax.devices() if devices is None else devices)
     layered = find_layers(
-        trace_loss(loss.fn, loss.params, shapes_of(batch), loss.state), min_layers
+        separated(trace_loss(loss.fn, loss.params, shapes_of(batch), loss.state)), min_layers
     )
     timer = LayerTimer(layered, loss, batch, at_hand[0], optimizer, partition)
     costs = timer.costs(rounds, target_s)

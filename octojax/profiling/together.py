@@ -29,6 +29,7 @@ from octojax.profiling.layers import shapes_of
 from octojax.profiling.links import fit_line
 from octojax.profiling.measure import LayerTimer, measure
 from octojax.profiling.timing import median_times
+from octojax.rows.whole import separated
 from octojax.trace import trace_loss
 
 WORK_S = 5e-3
@@ -79,7 +80,7 @@ class Together:
     ) -> None:
         self.mesh = mesh
         layered = find_layers(
-            trace_loss(loss.fn, loss.params, shapes_of(batch), loss.state),
+            separated(trace_loss(loss.fn, loss.params, shapes_of(batch), loss.state)),
             max(min_layers, mesh.num_ranks),
         )
         device = mesh.ranks[mesh.local_ranks[0]].devices[0]

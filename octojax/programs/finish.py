@@ -1,61 +1,106 @@
-"""What happens once per step and rank: sums of gradients, and results of all microbatches.
-
-Results join by what they are:
-
-    the loss                              as `Microbatches.weights` say: mean, or sum
-    other floating scalars                mean, weighted by the rows of each microbatch
-    leading axis = rows of a microbatch   concatenated
-    other floating arrays                 the weighted mean, element by element
-    integers                              sum
-    booleans                              all
-"""
+"""What happens once per step and rank: sums of gradients, and results of all microbatches."""
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
+from octojax.jaxprs.shardings import names_mesh, traced_anew
 from octojax.programs.microbatch import Microbatches
+from octojax.programs.recipe import accumulator_dtype, unstored
+from octojax.rows.join import Join
+from octojax.stages.program import OwnTerm
+
+_REDUCTIONS = {"max": jnp.max, "min": jnp.min, "all": jnp.all, "any": jnp.any}
 
 
-def join_results(
-    pieces: Sequence[Any], batch: Microbatches, *, stacked: bool, loss: bool = False
-) -> Any:
+def join_results(pieces: Sequence[Any], batch: Microbatches, join: Join, *, stacked: bool) -> Any:
     """Returns one leaf of what the loss returns, for the whole batch.
 
     `pieces[m]` is the leaf of microbatch m; if `stacked`, with one more leading axis, over
-    the data shards. `loss`: the leaf is the loss itself.
+    the data shards. Sums of integers narrower than 32 bits are int32 or uint32.
     """
-    shards = batch.shards if stacked else 1
-    first = pieces[0][0] if stacked else pieces[0]
-    if first.shape[:1] == (batch.sizes[0] // shards,):
-        flat = [p.reshape(-1, *p.shape[2:]) if stacked else p for p in pieces]
-        return jnp.concatenate(flat)
+    if join.rule == "rows":
+        return _concatenated(pieces, join, stacked)
+    if join.rule in ("first", "last"):
+        piece = pieces[0 if join.rule == "first" else -1]
+        return piece[-1 if join.rule == "last" else 0] if stacked else piece
     every = jnp.stack(pieces)  # of all microbatches, and of their shards: as one array, since
-    shard = (1,) if stacked else ()  # a sum of a thousand terms takes seconds to compile
-    if first.dtype == jnp.bool_:
-        return every.all(axis=(0, *shard))
-    if jnp.issubdtype(first.dtype, jnp.integer):
-        return every.sum(axis=(0, *shard), dtype=first.dtype)
-    wide = (every.mean(axis=1) if stacked else every).astype(
-        jnp.promote_types(first.dtype, jnp.float32)
-    )
-    weights = np.asarray(batch.weights if loss else batch.shares, wide.dtype)
-    total = (wide * weights.reshape(-1, *(1,) * first.ndim)).sum(axis=0)
-    return total.astype(first.dtype)
+    axes = (0, 1) if stacked else (0,)  # a sum of a thousand terms takes seconds to compile
+    if join.rule in _REDUCTIONS:
+        return _REDUCTIONS[join.rule](every, axis=axes)
+    dtype = every.dtype
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        small = jnp.uint32 if jnp.issubdtype(dtype, jnp.unsignedinteger) else jnp.int32
+        wide = every.astype(jnp.promote_types(dtype, small))
+        if join.rule == "sum":
+            return wide.sum(axis=axes, dtype=wide.dtype)
+        dtype, every = jnp.dtype(jnp.float32), wide.astype(jnp.float32)
+    wide = every.astype(jnp.promote_types(dtype, jnp.float32))
+    if join.rule == "mean":
+        shares = np.asarray(batch.shares, wide.dtype) / (every.shape[1] if stacked else 1)
+        wide = wide * shares.reshape(-1, *(1,) * (wide.ndim - 1))
+    return wide.sum(axis=axes).astype(dtype)
 
 
-def sum_gradients(sums: Sequence[Any], dtype: Any, *, stacked: bool) -> Any:
+def _concatenated(pieces: Sequence[Any], join: Join, stacked: bool) -> Any:
+    """Returns the rows of all pieces; each block of rows in a piece is joined to its own."""
+    flat = [x for p in pieces for x in (p if stacked else [p])]
+    if join.outer == 1:
+        return jnp.concatenate(flat, axis=join.axis)
+    at = join.axis
+    blocks = [
+        x.reshape(*x.shape[:at], join.outer, x.shape[at] // join.outer, *x.shape[at + 1 :])
+        for x in flat
+    ]
+    whole = jnp.concatenate(blocks, axis=at + 1)
+    return whole.reshape(*whole.shape[:at], -1, *whole.shape[at + 2 :])
+
+
+def sum_gradients(sums: Sequence[Any], dtype: Any, *, stacked: bool, more: Any = None) -> Any:
     """Returns the gradient of one parameter from the sums of all its holders.
 
-    Over a stacked axis (the data axis of the mesh) this is the step's only reduction.
+    Over a stacked axis (the data axis of the mesh) this is the step's only reduction. `more` is
+    the gradient of terms that are no part of any stage.
     """
-    total = functools.reduce(operator.add, [s.sum(axis=0) if stacked else s for s in sums])
+    parts = [s.sum(axis=0) if stacked else s for s in sums]
+    if more is not None:
+        parts.append(more.astype(accumulator_dtype(more.dtype)))
+    total = functools.reduce(operator.add, parts)
     return total if total.dtype == dtype else total.astype(dtype)
+
+
+def add_terms(
+    terms: Sequence[OwnTerm], params: Mapping[int, Any], trained: Sequence[int]
+) -> tuple[list[Any], dict[int, Any]]:
+    """Returns the sum of a rank's terms for each result they belong to, and the gradients of
+    those of the loss by parameter unit. `params` are kept values by unit."""
+
+    def values(floating: Mapping[int, Any], params: Mapping[int, Any]) -> tuple[Any, list[Any]]:
+        sums: dict[int, Any] = {}
+        for term in terms:
+            reads = zip(term.units, term.jaxpr.in_avals, strict=True)
+            args = [floating[u] if u in floating else unstored(params[u], a) for u, a in reads]
+            (value,) = jaxpr_as_fun(term.jaxpr)(*args)
+            sums[term.emit] = sums[term.emit] + value if term.emit in sums else value
+        return sums.get(0, jnp.float32(0)), list(sums.values())
+
+    read = {u for term in terms if term.emit == 0 for u in term.units}
+    floating = {u: params[u] for u in trained if u in read}
+    if not floating:
+        return _anew(terms, values)({}, dict(params))[1], {}
+    gradients, added = _anew(terms, jax.grad(values, has_aux=True))(floating, dict(params))
+    return added, gradients
+
+
+def _anew(terms: Sequence[OwnTerm], function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of terms, traced anew where the model names a mesh."""
+    return traced_anew(function) if any(names_mesh(t.jaxpr) for t in terms) else function
 
 
 def zeros(shapes: Sequence[jax.ShapeDtypeStruct]) -> tuple[jax.Array, ...]:

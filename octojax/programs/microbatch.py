@@ -1,14 +1,14 @@
 """How a batch becomes microbatches: rows are split, scalars shared, PRNG keys folded.
 
 tokens int32[8, 64]   8 rows into 3 microbatches: rows 0-2, 3-5, 6-7
-scale  float32[]      the same in every microbatch
+scale  float32[]      the same in every microbatch, as is any leaf that is said to be shared
 key    key<fry>[]     jax.random.fold_in(key, microbatch)
 keys   key<fry>[8]    rows, as tokens
 """
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -30,14 +30,15 @@ class Microbatches:
     """`sizes[m]` rows of every leaf with rows go to microbatch m; `names` are for errors.
 
     With `shards` > 1 each microbatch is spread over that many devices, row blocks in order,
-    and a key is folded with the shard too. `summed`: the loss is a sum over its rows, not a mean.
+    and a key is folded with the shard too. `shared` are the leaves that have no rows although
+    they are arrays.
     """
 
     sizes: tuple[int, ...]
     avals: tuple[jax.ShapeDtypeStruct, ...]
     names: tuple[str, ...]
     shards: int = 1
-    summed: bool = False
+    shared: frozenset[int] = frozenset()
 
     @property
     def count(self) -> int:
@@ -53,17 +54,14 @@ class Microbatches:
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        return tuple(_kind(aval) for aval in self.avals)
+        return tuple(
+            Kind.SHARED if k in self.shared else _kind(aval) for k, aval in enumerate(self.avals)
+        )
 
     @cached_property
     def shares(self) -> tuple[float, ...]:
         """Each microbatch's share of all rows: what a mean over its rows counts."""
         return tuple(size / self.num_rows for size in self.sizes)
-
-    @cached_property
-    def weights(self) -> tuple[float, ...]:
-        """What the loss of each microbatch, averaged over its shards, counts."""
-        return (float(self.shards),) * self.count if self.summed else self.shares
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -78,6 +76,17 @@ class Microbatches:
             if kind is Kind.ROWS
             else jax.ShapeDtypeStruct(a.shape, a.dtype)
             for a, kind in zip(self.avals, self.kinds, strict=True)
+        )
+
+    def extended(self, more: Sequence[tuple[str, Any, bool]]) -> "Microbatches":
+        """Returns the same cut of a batch with further leaves: name, aval, whether it has rows."""
+        first = len(self.avals)
+        shared = {first + k for k, (_, _, rows) in enumerate(more) if not rows}
+        return replace(
+            self,
+            avals=(*self.avals, *(aval for _, aval, _ in more)),
+            names=(*self.names, *(name for name, _, _ in more)),
+            shared=self.shared | shared,
         )
 
     def check(self, leaves: Sequence[Any]) -> None:
@@ -140,7 +149,7 @@ def plan_microbatches(
     count: int,
     shards: int = 1,
     *,
-    summed: bool = False,
+    shared: Collection[int] = (),
 ) -> Microbatches:
     """Returns how `count` microbatches are cut from a batch with these leaves.
 
@@ -149,17 +158,21 @@ def plan_microbatches(
     PRNG key; `TypeError` for a leaf that is no array.
     """
     avals = tuple(_aval(x, name) for x, name in zip(leaves, names, strict=True))
-    rows = {name: a.shape[0] for name, a in zip(names, avals, strict=True) if a.shape}
+    rows = {
+        name: a.shape[0]
+        for k, (name, a) in enumerate(zip(names, avals, strict=True))
+        if a.shape and k not in shared
+    }
     if len(set(rows.values())) > 1:
         listed = ", ".join(f"{name}: {n}" for name, n in rows.items())
         raise ValueError(
             f"the leaves of the batch have different leading axes ({listed}). Every leaf but "
             f"scalars is split along axis 0 into microbatches, so all need the same length "
-            f"there; close over what is not part of the batch, and pass PRNG keys as typed "
+            f"there; name leaves without rows in shared=, and pass PRNG keys as typed "
             f"keys (jax.random.key)"
         )
-    for name, aval in zip(names, avals, strict=True):
-        if aval.shape == (2,) and aval.dtype == np.uint32:
+    for k, (name, aval) in enumerate(zip(names, avals, strict=True)):
+        if k not in shared and aval.shape == (2,) and aval.dtype == np.uint32:
             raise ValueError(
                 f"{name} is uint32[2]: a raw PRNG key, or two rows of integers? Pass a key as a "
                 f"typed one (jax.random.key, or jax.random.wrap_key_data of this), rows as int32"
@@ -180,7 +193,7 @@ def plan_microbatches(
         )
     each, more = divmod(units, count)
     sizes = tuple((each + (m < more)) * shards for m in range(count))
-    return Microbatches(sizes, avals, tuple(names), shards, summed)
+    return Microbatches(sizes, avals, tuple(names), shards, frozenset(shared))
 
 
 def _kind(aval: Any) -> Kind:

@@ -87,10 +87,7 @@ def trace_joint(
         return results, pull([*gradients, *nothing])[0]
 
     values = [shape_of(v) for v in program.jaxpr.jaxpr.invars]
-    gradients = [
-        jax.ShapeDtypeStruct((), jnp.float32) if c.role is Role.SEED else shape_of(outs[i])
-        for c, i in zip(cotangents, pulled, strict=True)
-    ]
+    gradients = [shape_of(outs[i]) for i in pulled]
     if not (at and (pulled or muted)):
         return _without_backward(program, values)
     marked = [*gradients, jax.ShapeDtypeStruct((), jnp.float32)]  # there may be no other

@@ -36,7 +36,7 @@ class Role(enum.StrEnum):
     INPUT_GRAD = "input_grad"
     PARAM_GRAD = "param_grad"  # index: parameter unit; to be added to the accumulator
     KEPT = "kept"  # I -> W of the same stage and microbatch
-    SEED = "seed"  # index 0: the cotangent of the loss, a float32 scalar
+    SEED = "seed"  # index 0: the cotangent of the loss, of its dtype
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -80,6 +80,18 @@ class Program:
                 f"{self.kind} program has {ends[0]} inputs and {ends[1]} outputs, "
                 f"named {len(self.reads)} and {len(self.writes)}"
             )
+
+
+@dataclass(frozen=True)
+class OwnTerm:
+    """A summand of EMIT `emit` that depends on parameters alone: `jaxpr(units) -> scalar`.
+
+    The rank that owns the units adds its value and gradient once per step; it is in no stage.
+    """
+
+    emit: int
+    units: tuple[int, ...]
+    jaxpr: ClosedJaxpr
 
 
 @dataclass(frozen=True)

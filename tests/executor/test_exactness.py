@@ -128,7 +128,7 @@ def test_module_state_is_carried_in_microbatch_order():
     from octojax.api.reference import reference
 
     pure = case.pure()
-    found = reference(pure.fn, pure.params, pure.state, batch, step.loss.batch)
+    found = reference(step.loss.whole, pure.params, pure.state, batch)
     assert relative_error(step.module_state(state), found[3]) < 1e-6
 
 

@@ -128,17 +128,16 @@ def test_a_call_from_a_callback_of_the_step_itself_is_refused():
         return value
 
     def nosy(params, batch):
-        value = loss(params, batch)
-        shape = jax.ShapeDtypeStruct((), value.dtype)
-        seen = jax.pure_callback(peek, shape, jax.lax.stop_gradient(value))
-        return value + 0 * jax.lax.stop_gradient(seen)
+        corner = jax.lax.stop_gradient(params["w3"][0, 0])
+        seen = jax.pure_callback(peek, jax.ShapeDtypeStruct((), corner.dtype), corner)
+        return loss(params, batch) + 0 * jax.lax.stop_gradient(seen)
 
     with compiled(nosy) as step:
         state = step.init()
         box[:] = [step, state, []]
         _, metrics = step(state, BATCHES[1])
         assert_close(metrics["loss"], loss(PARAMS, BATCHES[1]))
-    assert len(box[2]) == OPTIONS["microbatches"]
+    assert box[2]
     assert "evaluate was called from inside a callback" in box[2][0]
     assert "while the step runs: it would wait for itself" in box[2][0]
 

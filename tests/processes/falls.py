@@ -45,7 +45,7 @@ def refused(what, *names: str) -> None:
     raise AssertionError(f"nothing was said of {names}")
 
 
-def values() -> None:
+def values(folder: str) -> None:
     """Differences of values are named; every process goes on after the refusal."""
     own_params, own_loss, batch = model(4)
     factor = jnp.full((1, WIDTH), 2.0 if ODD else 1.0)
@@ -74,11 +74,17 @@ def values() -> None:
     assert jnp.isnan(step(step.init(copies), batch)[1]["loss"])  # NaNs are equal
     state = step.init()
     state, metrics = step(state, jax.tree.map(np.array, batch) if ODD else batch)
-    shuffled = {name: x[::-1] for name, x in batch.items()}
+    shuffled = {name: 2 * x[::-1] for name, x in batch.items()}
     refused(lambda: step(state, shuffled if ODD else batch), "x: ", "y: ", "the batch")
     state, again = step(state, batch)  # the refused step has changed nothing
     assert state.step == 2
     assert again["loss"] < metrics["loss"]
+
+    for name, rows in (("a", batch), ("b", shuffled)):
+        step.save(f"{folder}/{name}", step(step.init(), rows)[0])
+    other_file = f"{folder}/{'b' if ODD else 'a'}"
+    refused(lambda: step.restore(other_file), "params.w0: ", "opt_state.", "the checkpoint")
+    assert step.restore(f"{folder}/a").step == 1
 
     rare = compiled(compare_values=10**6)
     state = rare.init()

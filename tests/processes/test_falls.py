@@ -20,8 +20,8 @@ def run(*arguments: str, processes: int = 2, timeout_s: float = 30.0):
     return exits, ["\n".join(lines[p]) for p in range(processes)]
 
 
-def test_values_that_differ_are_named_before_they_mix():
-    exits, said = run("values")
+def test_values_that_differ_are_named_before_they_mix(tmp_path):
+    exits, said = run("values", str(tmp_path))
     assert [e.code for e in exits] == [0, 0], "\n".join(said)
     assert all("all equal" in text for text in said)
 

@@ -25,6 +25,7 @@ class Case:
     params: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)  # of adapt
     per_sample: bool = True
+    mixes_rows: bool = False  # batch statistics: said aloud, see docs/exactness.md
 
     def pure(self) -> PureLoss:
         return adapt(self.model, self.loss_fn, self.params, **self.options)

@@ -158,7 +158,8 @@ def _regularized(name: str, statistics: bool) -> Case:
     def loss(model: Regularized, batch: Any) -> jax.Array:
         return mse(model(batch["x"]), batch["y"])
 
-    return Case(name, model, loss, vectors, layers=4, per_sample=False)
+    more = {"per_sample": False, "mixes_rows": statistics}
+    return Case(name, model, loss, vectors, layers=4, **more)
 
 
 def dropout_rngs() -> Case:
@@ -194,7 +195,8 @@ def linen_batchnorm(train: bool = True) -> Case:
 
     name = "linen-batchnorm" if train else "linen-batchnorm-eval"
     loss = training if train else evaluation
-    return Case(name, model, loss, vectors, layers=3, params=variables, per_sample=not train)
+    more = {"per_sample": not train, "mixes_rows": train}
+    return Case(name, model, loss, vectors, layers=3, params=variables, **more)
 
 
 FLAX_CASES: dict[str, Callable[[], Case]] = {

@@ -314,7 +314,8 @@ def carried_state() -> Case:
         return mse(h, batch["y"]), {"count": state["count"]}, new_state
 
     options = {"state": state}
-    return Case("state", params, loss, vectors, 3, options=options, per_sample=False)
+    more = {"options": options, "per_sample": False, "mixes_rows": True}
+    return Case("state", params, loss, vectors, 3, **more)
 
 
 PLAIN_CASES: dict[str, Callable[[], Case]] = {

@@ -1,0 +1,40 @@
+"""Memory that a CPU process keeps from one step to the next.
+
+XLA takes a fresh buffer for every result of every program and gives it back soon after. glibc hands
+large ones back to the kernel at once, and the next program pays for the same pages again: up to a
+third of a step of many small programs. Donation could reuse results alone, and not what XLA takes
+within a program; so the allocator is told to keep what it has.
+"""
+
+import ctypes
+import functools
+import platform
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8  # of glibc's malloc.h
+_NEVER = 2**31 - 1
+_TWO_HEAPS = 2 * 64 * 2**20
+"""An arena of a thread gives back the heaps of 64 MiB that it consists of, whatever the threshold
+says, unless what they leave is smaller than the padding."""
+
+
+@functools.cache
+def keep_memory() -> bool:
+    """Tells glibc to keep what is freed for later allocations; returns whether it will.
+
+    No allocation is mapped by itself, none is given back, and threads to come share the arenas
+    that there are: what one of them frees, another can use. Holds for the whole process from now
+    on, which stays as large as it once was. Does nothing with other C libraries or allocators.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    settings = (
+        (_TOP_PAD, _TWO_HEAPS),
+        (_TRIM_THRESHOLD, _NEVER),
+        (_MMAP_MAX, 0),
+        (_ARENA_MAX, 1),
+    )
+    return sum(mallopt(name, value) for name, value in settings) == len(settings)
