@@ -1,10 +1,13 @@
 """OctoPipe in JAX. By convention: `import octojax as octopipe`.
 
-Importing this module imports neither JAX nor Flax: every public name loads on first use.
+Importing this module imports neither JAX nor Flax: every public name loads on first use. With glibc
+it has threads to come share one arena (`octojax.executor.kept_memory`).
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from octojax.executor.kept_memory import share_arena
 
 if TYPE_CHECKING:
     from octojax.api.gradient import value_and_grad as value_and_grad
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from octojax.processes import initialize as initialize
 
 __version__ = "0.1.0"
+share_arena()
 
 _HOMES = {
     "LayerGraph": "octojax.ir",

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 import octojax as octopipe
 from octojax.api.options import Options, options_of
 from octojax.api.pipelined import PipelinedLoss
-from octojax.api.reference import reference
+from octojax.api.reference import by_microbatches, reference
 from octojax.api.whole_batch import WholeBatch
 from octojax.frontends import PureLoss
 from octojax.ir import Schedule
@@ -139,7 +139,8 @@ def expected(name: str, microbatches: int, rows: int = 8) -> tuple[Any, Any]:
         whole = lambda p: pure.fn(p, pure.state, batch)[0]  # noqa: E731
         plain = jax.jit(jax.value_and_grad(whole, allow_int=True)).lower(pure.params)
         return plain.compile(compiler_options=FAST)(pure.params)
-    loss, _, grads, _ = reference(
+    plainly = by_microbatches if case.adds_up else reference
+    loss, _, grads, _ = plainly(
         whole_batch(pure, batch, microbatches), pure.params, pure.state, batch
     )
     return loss, grads

@@ -14,6 +14,7 @@ import optax
 
 from octojax import compat
 from octojax.api.agreement import REMEDY, Stamp, constant_facts, value_facts
+from octojax.api.copies import find_copies, warn_of_copies
 from octojax.api.mesh_faults import explained
 from octojax.api.options import Options
 from octojax.api.planning import (
@@ -24,6 +25,7 @@ from octojax.api.planning import (
     ranks_wanted,
     refuse_with_auto,
 )
+from octojax.api.report import unit_bytes
 from octojax.api.state_layout import Held, StateLayout, check_alive, fresh
 from octojax.api.structure import leaves_like
 from octojax.api.tuning import tuned_plan
@@ -96,6 +98,7 @@ class PipelinedLoss:
         self.mesh: PipelineMesh = pipeline_mesh(mesh, options.axis, ranks)
         with self.mesh.in_force(named=under_mesh):
             self._plan(pure, batch, options, table, optimizer)
+        self._warn_of_copies()
         self.calls = StepThread(self.timeout_s, 0.0 if several() else GRACE_S)
         self.compilations = 0
         self._zero_gradients: dict[int, jax.Array] = {}
@@ -207,6 +210,14 @@ class PipelinedLoss:
                 f"to microbatch and would differ between the {self.mesh.data_size} devices of "
                 f"the data axis. Use a mesh without a data axis, or take the state out of the model"
             )
+
+    def _warn_of_copies(self) -> None:
+        """Warns if the ranks together hold clearly more than the model."""
+        sizes = unit_bytes(self.staged)
+        names = [unit.name for unit in self.staged.units]
+        placed = self.plan.placement.stages
+        copies = find_copies(names, sizes, self.lowered.step.holders, self.stages[0], placed)
+        warn_of_copies(copies, sum(sizes), stacklevel=4)  # compile's or value_and_grad's caller
 
     def _lower(self, schedule: Schedule) -> Lowered:
         return lower(
@@ -363,7 +374,7 @@ class PipelinedLoss:
         )
         carried = {
             leaf.index: fresh(
-                raw(jnp.asarray(state_leaves[leaf.index])), ranks[self._home(leaf.stage)].replicated
+                raw(jnp.asarray(leaf.value(state_leaves))), ranks[self._home(leaf.stage)].replicated
             )
             for leaf in self.staged.state
             if leaf.kind is StateKind.CARRIED and self._home(leaf.stage) in here
@@ -371,7 +382,7 @@ class PipelinedLoss:
         counted = [
             units[ref.index]
             if ref.role is Role.PARAM
-            else raw(jnp.asarray(state_leaves[ref.index]))
+            else raw(jnp.asarray(self.staged.state[ref.index].value(state_leaves)))
             for ref in self._model.count_reads
         ]
         counters = tuple(
@@ -560,6 +571,7 @@ class PipelinedLoss:
             self.share,
             staged.traced.params,
             staged.traced.state,
+            staged.state,
             staged.units,
             staged.unit_avals,
             self.owners,

@@ -71,7 +71,7 @@ def by_microbatches(
             of_shards.append(emits)
         states = new
         pieces.append(of_shards)
-    emits = [
+    emits: list[Any] = [
         join_results(
             [jnp.stack([x[e] for x in p]) if len(shards) > 1 else p[0][e] for p in pieces],
             cut,
@@ -84,7 +84,7 @@ def by_microbatches(
     if traced.terms:
         first = traced.num_emits + len(traced.state)
         of_loss = [first + k for k, emit in enumerate(traced.terms) if emit == 0]
-        part = [cut.piece(i, x, 0, shards[0]) for i, x in enumerate(leaves)]
+        part = [cut.piece(i, x, 0, 0 if cut.shards > 1 else None) for i, x in enumerate(leaves)]
         run = _gradient(traced, of_loss, slice(first, None))
         (_, terms), grads = run(values, states, part)
         totals = _added(totals, grads)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from octojax import compat
+from octojax.layers.cut import StagedLoss
 from octojax.stages.program import Program, Role, Stage
 
 
@@ -25,13 +26,19 @@ class StageReport:
 
 @dataclass(frozen=True)
 class StepReport:
-    """`compilations` counts XLA programs; `programs` the distinct stage programs behind them."""
+    """`compilations` counts XLA programs; `programs` the distinct stage programs behind them.
+
+    `param_bytes` are what each rank holds of parameters, copies included, and `model_bytes`
+    those of the model.
+    """
 
     compilations: int
     programs: int
     instructions: tuple[int, ...]  # per rank
     transfers: int
     stages: tuple[StageReport, ...]
+    param_bytes: tuple[int, ...]  # per rank
+    model_bytes: int
 
     def __str__(self) -> str:
         rows = [
@@ -53,12 +60,15 @@ class StepReport:
             )
             for s in self.stages
         ]
+        held = ", ".join(f"{size / 1024:.1f}K" for size in self.param_bytes)
+        rows.append(f"parameters by rank: {held}; of the model: {self.model_bytes / 1024:.1f}K")
         return "\n".join(rows)
 
 
 def report(loss: Any, further_compilations: int = 0) -> StepReport:
     """Returns the figures of a `PipelinedLoss`, and of an update compiled beside it."""
     step = loss.lowered.step
+    sizes = unit_bytes(loss.staged)
     links = getattr(loss.trainer.engine.transport, "num_programs", 0)
     return StepReport(
         compilations=loss.compilations + links + further_compilations,
@@ -66,6 +76,20 @@ def report(loss: Any, further_compilations: int = 0) -> StepReport:
         instructions=tuple(len(r.body) for r in step.ranks),
         transfers=len(step.transfers),
         stages=tuple(_stage(s, loss) for s in loss.stages[0]),
+        param_bytes=tuple(
+            sum(size for size, ranks in zip(sizes, step.holders, strict=True) if r.rank in ranks)
+            for r in step.ranks
+        ),
+        model_bytes=sum(sizes),
+    )
+
+
+def unit_bytes(staged: StagedLoss) -> tuple[int, ...]:
+    """Returns the bytes of every parameter unit: 0 for module state and constants."""
+    num_params = len(staged.traced.params)
+    return tuple(
+        compat.num_bytes(aval) if unit.leaf < num_params else 0
+        for unit, aval in zip(staged.units, staged.unit_avals, strict=True)
     )
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from octojax import compat
 from octojax.executor.share import Share
+from octojax.layers.state import StateLeaf
 from octojax.mesh import PipelineMesh
 from octojax.programs.recipe import stored, unstored
 from octojax.stages.program import ParamUnit, Ref, Role
@@ -40,8 +41,8 @@ jax.tree_util.register_dataclass(
 class StateLayout:
     """How the parameters and module state of one step are held: enough to read them back.
 
-    `owners[u]` keeps parameter unit u, `homes[leaf]` a carried leaf of module state; the values
-    of `count_reads`, among them the counted leaves, are with every rank. It holds no programs, so
+    `owners[u]` keeps parameter unit u, `homes[k]` the carried one of `state_units`; the values of
+    `count_reads`, among them the counted ones, are with every rank. It holds no programs, so
     that a training state may outlive its step.
     """
 
@@ -49,6 +50,7 @@ class StateLayout:
     share: Share | None
     params: Leaves
     state: Leaves
+    state_units: tuple[StateLeaf, ...]
     units: tuple[ParamUnit, ...]
     unit_avals: tuple[Any, ...]
     owners: tuple[int, ...]
@@ -69,13 +71,21 @@ class StateLayout:
         leaves = self._leaves(units, state)
         if not state:
             return self.params.unflatten(leaves)
-        for leaf, home in self.homes.items():
-            aval = self.state.avals[leaf]
-            value = self.from_owner(held.carried.get(leaf), home, stored(aval))
-            leaves[leaf] = unstored(fresh(value, where), aval)
+        changing: dict[int, Any] = {
+            k: self.from_owner(held.carried.get(k), home, stored(self.state_units[k].aval))
+            for k, home in self.homes.items()
+        }
         for ref, value in zip(self.count_reads, held.counters[0], strict=True):
             if ref.role is Role.STATE:
-                leaves[ref.index] = unstored(fresh(value, where), self.state.avals[ref.index])
+                changing[ref.index] = value
+        rows: dict[int, list[Any]] = {}
+        for k, value in sorted(changing.items()):
+            unit = self.state_units[k]
+            leaves[unit.leaf] = unstored(fresh(value, where), unit.aval)
+            if unit.row is not None:
+                rows.setdefault(unit.leaf, []).append(leaves[unit.leaf])
+        for leaf, some in rows.items():
+            leaves[leaf] = jnp.stack(some)
         return self.state.unflatten(leaves)
 
     def gathered_units(self, units: Sequence[Any]) -> list[jax.Array]:

@@ -1,7 +1,7 @@
 """`octopipe.compile` and the training step that it returns."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
@@ -15,7 +15,7 @@ from octojax.api import saving
 from octojax.api.adoption import adopt
 from octojax.api.agreement import optimizer_facts
 from octojax.api.beside import beside_slots
-from octojax.api.opt_state import OptimizerForm, optimizer_form
+from octojax.api.opt_state import opt_state_of, with_hyperparams
 from octojax.api.options import options_of
 from octojax.api.origin import Origin, origin_of
 from octojax.api.pipelined import Held, PipelinedLoss
@@ -25,11 +25,11 @@ from octojax.api.report import StepReport, report
 from octojax.errors import ExecutionError, NonFiniteError
 from octojax.executor.engine import Results
 from octojax.executor.recorded import Ledger, Recorder, timeline_of
-from octojax.executor.share import shared_exchange
+from octojax.executor.share import SharedExchange
 from octojax.frontends import adapt
 from octojax.ir import LayerGraph, Machine, Plan, Timeline
 from octojax.processes import call
-from octojax.update import GRAD_NORM, Places, Update, build_update
+from octojax.update import GRAD_NORM, Places, Update, UpdatePlan, build_update
 
 
 @dataclass(frozen=True)
@@ -308,6 +308,39 @@ class TrainStep:
         """
         return self.loss.pure.merge(self.params(state), self.module_state(state))
 
+    @_alike("optimizer state at step")
+    def opt_state(self, state: TrainState) -> Any:
+        """Returns the optimizer state as `optimizer.init(params)` makes it of the user's tree.
+
+        Leaves are whole, wherever their rows lie. Every process must call this.
+        """
+        self._expect_state(state)
+        return opt_state_of(self.update_plan, state.opt_state, self.loss.layout)
+
+    def with_opt_state(self, state: TrainState, opt_state: Any) -> TrainState:
+        """Returns `state` with another optimizer state, of the form that `opt_state` returns.
+
+        Parameters are those of `state`: a step on either takes over the buffers of both.
+        Raises `ValueError` naming every leaf of another shape or type.
+
+            tree = step.opt_state(state)
+            tree[0].mu["head"] = jnp.zeros_like(tree[0].mu["head"])
+            state = step.with_opt_state(state, tree)
+        """
+        self._expect_state(state)
+        return replace(state, opt_state=self.update.scatter(opt_state))
+
+    def with_hyperparams(self, state: TrainState, **values: Any) -> TrainState:
+        """Returns `state` with hyperparameters of `optax.inject_hyperparams` set by name.
+
+            state = step.with_hyperparams(state, learning_rate=1e-4)
+
+        Every part of the optimizer that has a hyperparameter of the name gets the value.
+        Raises `ValueError` naming those that no part has, with those that there are, and those
+        that a schedule sets anew in every step.
+        """
+        return self.with_opt_state(state, with_hyperparams(self.opt_state(state), values))
+
     def save(self, path: str | Path, state: TrainState, *, overwrite: bool = False) -> None:
         """Writes a checkpoint to the folder `path`; see `octojax.checkpoint`.
 
@@ -347,39 +380,41 @@ class TrainStep:
         return [units[u] for u in self._trained]
 
     @cached_property
+    def update_plan(self) -> UpdatePlan:
+        """The optimizer update as programs per rank, not compiled."""
+        loss, staged = self.loss, self.loss.staged
+        units: dict[int, list[int]] = {}
+        for unit in self._trained:
+            units.setdefault(staged.units[unit].leaf, []).append(unit)
+        leaves, owners = [], []
+        for _, mine in sorted(units.items()):
+            aval, ranks = staged.unit_avals[mine[0]], [loss.owners[u] for u in mine]
+            rows = staged.units[mine[0]].index is not None
+            shape = (len(mine), *aval.shape) if rows else aval.shape
+            leaves.append(jax.ShapeDtypeStruct(shape, aval.dtype))
+            owners.append(ranks if rows else ranks[0])
+        tree = staged.traced.params.unflatten(leaves)
+        value = jax.ShapeDtypeStruct((), staged.emits[0].dtype)
+        extra = {"value": value}
+        return build_update(self.optimizer, tree, owners, loss.mesh.num_ranks, extra=extra)
+
+    @cached_property
     def update(self) -> Update:
         """The optimizer update, spread over the ranks."""
-        loss, staged = self.loss, self.loss.staged
-        leaves: dict[int, list[Any]] = {}
-        for unit in self._trained:
-            leaves.setdefault(staged.units[unit].leaf, []).append(staged.unit_avals[unit])
-        tree = staged.traced.params.unflatten(
-            tuple(found) if len(found) > 1 or self._stacked(leaf) else found[0]
-            for leaf, found in sorted(leaves.items())
-        )
-        owners = [loss.owners[u] for u in self._trained]
-        value = jax.ShapeDtypeStruct((), staged.emits[0].dtype)
-        plan = build_update(
-            self.optimizer, tree, owners, loss.mesh.num_ranks, extra={"value": value}
-        )
+        loss, plan = self.loss, self.update_plan
         here = set(loss.mesh.local_ranks)
         places = Places(tuple(r.replicated if r.index in here else None for r in loss.mesh.ranks))
         if loss.share is None:
             return Update(plan, places, compiler_options=loss.options.compiler_options)
         if loss.options.compare_values:
             loss.facts.update(optimizer_facts(plan))
-        update, init = (shared_exchange(x, loss.share) for x in (plan.update, plan.init))
+        update, init = (SharedExchange(x, loss.share) for x in (plan.update, plan.init))
         return Update(plan, places, update, init, compiler_options=loss.options.compiler_options)
-
-    @cached_property
-    def optimizer_form(self) -> OptimizerForm:
-        """The optimizer state between its ranks and the user's tree."""
-        return optimizer_form(self.update.plan, self.optimizer, self.loss.staged.traced.params)
 
     @cached_property
     def origin(self) -> Origin:
         """Names what this step's states are made for; see `Origin`."""
-        return origin_of(self.loss, self.optimizer_form)
+        return origin_of(self.loss, self.update_plan)
 
     def _expect_state(self, state: Any) -> None:
         """Raises unless `state` is one of this step's, or of a step of the same origin."""
@@ -396,9 +431,6 @@ class TrainStep:
         ranks = self.loss.mesh.ranks
         wanted = self.update.extra_ranks
         return {r: {"value": jax.device_put(value, ranks[r].replicated)} for r in wanted} or None
-
-    def _stacked(self, leaf: int) -> bool:
-        return any(u.leaf == leaf and u.index is not None for u in self.loss.staged.units)
 
     def _gradients(self, results: Results) -> list[Any]:
         filled = self.loss.filled(results)

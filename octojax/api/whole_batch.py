@@ -242,7 +242,7 @@ def user_line(eqn: Any) -> str:
     if not lines:
         return eqn.primitive.name
     file, line, function = (outside or lines)[0]
-    return f"{file}:{line} ({eqn.primitive.name} in {function})"
+    return f"{file}:{line} ({eqn.primitive.name} in {function.split('.')[-1]})"
 
 
 def _is_users(file: str) -> bool:

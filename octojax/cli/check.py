@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from octojax.cli.read import read_profile, read_table
+from octojax.cli.read import AnyProfile, expect_profile_of, read_profile, read_table
 from octojax.errors import PlanError
 
 
@@ -16,20 +16,21 @@ def command(
     profile: Annotated[
         str | None, typer.Option(help="A profile (JSON): check a plan's memory against it.")
     ] = None,
+    any_profile: AnyProfile = False,
 ) -> None:
     """Check a schedule: nothing missing, doubled, misplaced, cyclic or undeliverable.
 
     Exit code 0 if all is well; 1 with what is wrong and where; 2 if the file cannot be read.
     """
     try:
-        text = _report(file, microbatches, profile)
+        text = _report(file, microbatches, profile, any_profile)
     except PlanError as error:
         typer.echo(f"{file}: {error}")
         raise typer.Exit(1) from None
     typer.echo(text)
 
 
-def _report(file: str, microbatches: int | None, profile: str | None) -> str:
+def _report(file: str, microbatches: int | None, profile: str | None, any_profile: bool) -> str:
     from octojax.ir import LoweredPlan, Plan
     from octojax.ir.lowering import transfers_of, without_transfers
     from octojax.ir.verify import verify
@@ -56,6 +57,8 @@ def _report(file: str, microbatches: int | None, profile: str | None) -> str:
             )
         from octojax.simulate.capacity import check_capacity
 
-        check_capacity(found, read_profile(profile))
+        costs = read_profile(profile)
+        expect_profile_of(file, found, costs, any_profile)
+        check_capacity(found, costs)
         lines.append("every rank's peak is within its memory")
     return "\n".join(lines)

@@ -9,12 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from octojax.cli.children import run_children
-from octojax.cli.read import expect_writable, read_plan, read_profile
+from octojax.cli.read import (
+    AnyProfile,
+    expect_profile_of,
+    expect_writable,
+    read_plan,
+    read_profile,
+)
 
 
 def command(
     file: Annotated[str, typer.Argument(help="A plan (JSON), or a schedule (CSV).")],
     profile: Annotated[str, typer.Option(help="A profile (JSON) with the times of layers.")],
+    any_profile: AnyProfile = False,
     processes: Annotated[
         int | None,
         typer.Option("-n", "--processes", help="Processes; default: one per rank.", min=1),
@@ -37,7 +44,9 @@ def command(
         raise ValueError(f"--scale {scale}: expected a number > 0")
     expect_writable(output)
     plan = read_plan(file, profile)
-    simulated = simulate(plan, read_profile(profile))  # refuses what does not fit, before launch
+    costs = read_profile(profile)
+    expect_profile_of(file, plan, costs, any_profile)
+    simulated = simulate(plan, costs)  # refuses what does not fit, before launch
     count = processes or plan.num_ranks
     if count < 1 or plan.num_ranks % count:
         raise ValueError(

@@ -6,7 +6,13 @@ from typing import Annotated
 
 import typer
 
-from octojax.cli.read import expect_writable, read_profile, read_table
+from octojax.cli.read import (
+    AnyProfile,
+    expect_profile_of,
+    expect_writable,
+    read_profile,
+    read_table,
+)
 from octojax.errors import PlanError
 
 
@@ -16,6 +22,7 @@ def command(
         str | None,
         typer.Option(help="Layer costs and machine (JSON): what is worth hiding where."),
     ] = None,
+    any_profile: AnyProfile = False,
     passes: Annotated[
         str | None,
         typer.Option(
@@ -38,7 +45,12 @@ def command(
     Without a profile F = I = W = 1, B = 2, and a transfer takes 1 where it is simulated.
     """
     expect_writable(output)
-    lowered, counts = _lowered(read_table(file), profile, passes, dump)
+    table = read_table(file)
+    known = None if profile is None else read_profile(profile)
+    if known is not None:
+        expect_profile_of(file, table, known, any_profile)
+    unit = "units" if known is None else "s"
+    lowered, counts = _lowered(table, known, passes, dump)
     if output is not None:
         lowered.save(output)
     if as_json:
@@ -50,12 +62,12 @@ def command(
         f"{file}: {lowered.num_ranks} ranks, {sum(map(len, lowered.ranks))} instructions, "
         f"{counts['transfers']} transfers: {counts['mismatched']} mismatches found, "
         f"{counts['repaired']} repaired, {counts['overlapped']} overlapped, "
-        f"{counts['stalled']} stall their receiver, for {counts['stall_s']:.6g} s in all; "
-        f"makespan {counts['makespan_s']:.6g} s"
+        f"{counts['stalled']} stall their receiver, for {counts['stall_s']:.6g} {unit} in all; "
+        f"makespan {counts['makespan_s']:.6g} {unit}"
     )
 
 
-def _lowered(found, profile, passes, dump):
+def _lowered(found, known, passes, dump):
     from octojax.ir import LoweredPlan, Machine
     from octojax.ir.delivery import mismatches
     from octojax.ir.naive import placed_naively
@@ -66,7 +78,6 @@ def _lowered(found, profile, passes, dump):
         raise PlanError(
             "this is lowered already; `octopipe check`, `simulate` and `show` take it as it is"
         )
-    known = read_profile(profile) if profile is not None else None
     result = lowered(found, passes, costs=known, dump=dump)
     costs = known or StageCosts.unit(result.num_stages)
     machine = Machine(latency_s=1.0) if known is None else None

@@ -1,10 +1,18 @@
 """Reading the files that commands take, with errors that name the file and the remedy."""
 
+import sys
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from octojax.errors import FormatError
 from octojax.ir import LoweredPlan, Plan, Profile, Schedule, Timeline, uniform_partition
 from octojax.ir.files import read_json, read_text
+
+AnyProfile = Annotated[
+    bool, typer.Option("--any-profile", help="Take a profile of another model than the plan's.")
+]
 
 
 def read_schedule(path: str) -> Schedule | Plan:
@@ -45,6 +53,36 @@ def read_timeline(path: str) -> Timeline:
 
     _expect_file(path)
     return load_timeline(path)
+
+
+def expect_profile_of(
+    path: str, found: Schedule | Plan | LoweredPlan, profile: Profile, allowed: bool = False
+) -> str:
+    """Returns what `profile` has otherwise than the one that the plan in `path` was made for.
+
+    "" if nothing, or the plan does not say; what there is goes to standard error too. Raises
+    `ValueError` if it is of another model, unless that is `allowed`.
+    """
+    if not isinstance(found, Plan) or found.prediction is None:
+        return ""
+    prediction, differences = found.prediction, found.prediction.differences(profile)
+    if not differences:
+        return ""
+    if "model" in differences and not allowed:
+        raise ValueError(
+            f"{path} was made for profile {prediction.profile!r} (fingerprint "
+            f"{prediction.fingerprint}); profile {profile.name!r} ({profile.fingerprint}) is of "
+            f"another model: its layers have other kinds or parameters. Give the profile that the "
+            f"plan was made for, or --any-profile to take this one all the same"
+        )
+    what = "another model" if "model" in differences else " and ".join(map(_other, differences))
+    note = f"made for profile {prediction.profile!r}, which has {what} than this one"
+    print(f"octopipe: {path} was {note}; the times are those of {profile.name!r}", file=sys.stderr)
+    return note
+
+
+def _other(part: str) -> str:
+    return f"other {part}" if part.endswith("s") else f"another {part}"
 
 
 def read_plan(path: str, profile: str) -> Plan:

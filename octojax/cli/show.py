@@ -2,12 +2,20 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from octojax.cli.read import expect_writable, read_profile, read_table, read_timeline
+from octojax.cli.read import (
+    AnyProfile,
+    expect_profile_of,
+    expect_writable,
+    read_profile,
+    read_table,
+    read_timeline,
+)
 from octojax.errors import FormatError
 from octojax.ir.files import read_json
 
@@ -18,13 +26,17 @@ def command(
     ],
     profile: Annotated[
         str | None,
-        typer.Option(help="Layer costs (JSON). Without it, F = I = W = 1 and B = 2 per stage."),
+        typer.Option(
+            help="Layer costs (JSON). Without it, units: F = I = W = 1 and B = 2 per stage."
+        ),
     ] = None,
+    any_profile: AnyProfile = False,
     measured: Annotated[
         str | None, typer.Option(help="A recorded timeline (JSON) to draw underneath.")
     ] = None,
     bound: Annotated[
-        float | None, typer.Option(help="A lower bound in seconds, to mark and compare with.")
+        float | None,
+        typer.Option(help="A lower bound to mark and compare with; default: the plan's own."),
     ] = None,
     width: Annotated[
         int | None, typer.Option(help="Columns of the text.", min=40, max=10_000)
@@ -44,7 +56,7 @@ def command(
     if bound is not None and not 0 < bound < math.inf:
         raise ValueError(f"--bound {bound}: expected a number of seconds > 0")
     expect_writable(html, svg, trace, csv, json_file)
-    panels = _panels(file, profile, measured, bound)
+    panels = _panels(file, profile, any_profile, measured, bound)
     first = panels[0]
     contents = {
         html: lambda: report.render_html(panels, first.title),
@@ -64,24 +76,61 @@ def command(
         typer.echo(render(panels, width), nl=False)
 
 
-def _panels(file, profile, measured, bound):
-    from octojax.ir import Machine, Schedule
+def _panels(file, profile, any_profile, measured, bound):
     from octojax.report import Panel, from_json
     from octojax.report.data import is_timeline
-    from octojax.simulate import StageCosts, simulate
 
     data = _json(file)
     if is_timeline(data):
         panels = [Panel(Path(file).stem, from_json(data, file), bound)]
     else:
-        found = read_table(file)
-        costs = read_profile(profile) if profile else StageCosts.unit(found.num_stages, 1, 1, 1, 2)
-        timeline = simulate(found, costs, None if profile else Machine())
-        name = found.name if not isinstance(found, Schedule) and found.name else Path(file).stem
-        panels = [Panel(f"{name}, simulated", timeline, bound)]
+        panels = [_simulated(file, profile, any_profile, bound)]
+    makespan_s = panels[0].timeline.makespan_s
+    if bound is not None and bound > makespan_s * (1 + 1e-6):
+        raise ValueError(
+            f"--bound {bound:g}: no lower bound of {file}, which takes "
+            f"{panels[0].time(makespan_s)}; give a number of at most {makespan_s:.6g}"
+        )
     if measured is not None:
         panels.append(Panel("measured", read_timeline(measured)))
     return panels
+
+
+def _simulated(file, profile, any_profile, bound):
+    """The panel of a plan or table, its title naming the source of its times."""
+    from octojax.ir import Machine, Plan, Schedule
+    from octojax.report import Panel
+    from octojax.simulate import StageCosts, simulate
+
+    found = read_table(file)
+    name = found.name if not isinstance(found, Schedule) and found.name else Path(file).stem
+    prediction = found.prediction if isinstance(found, Plan) else None
+    if profile is None:
+        units = StageCosts.unit(found.num_stages, 1, 1, 1, 2)
+        timeline = replace(simulate(found, units, Machine()), unit="units")
+        note = "" if prediction is None else f"{_expected(prediction)}; draw that with --profile"
+        return Panel(f"{name}, F = I = W = 1, B = 2", timeline, bound, note)
+    costs = read_profile(profile)
+    note = expect_profile_of(file, found, costs, any_profile)
+    timeline = simulate(found, costs)
+    if prediction is not None and not note:
+        bound = prediction.lower_bound_s if bound is None else bound
+        if not math.isclose(timeline.makespan_s, prediction.makespan_s, rel_tol=1e-3):
+            note = _expected(prediction)  # the file was edited, or another simulator wrote it
+    elif note:
+        note = f"{note}: {_expected(prediction)}"
+    return Panel(f"{name}, simulated with profile {costs.name}", timeline, bound, note)
+
+
+def _expected(prediction):
+    """What the plan's file says of its step."""
+    from octojax.report.panel import seconds
+
+    text = f"under profile {prediction.profile} it takes {seconds(prediction.makespan_s)}"
+    if not prediction.lower_bound_s:
+        return text
+    gap = prediction.makespan_s / prediction.lower_bound_s - 1
+    return f"{text}, within {gap:.1%} of the lower bound {seconds(prediction.lower_bound_s)}"
 
 
 def _json(file: str):

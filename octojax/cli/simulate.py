@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from octojax.cli.read import read_profile, read_table
+from octojax.cli.read import AnyProfile, expect_profile_of, read_profile, read_table
 
 
 def command(
@@ -19,6 +19,7 @@ def command(
     profile: Annotated[
         str | None, typer.Option(help="A profile (JSON) with layer costs and the machine.")
     ] = None,
+    any_profile: AnyProfile = False,
     latency: Annotated[
         float | None, typer.Option(help="Seconds of latency of every transfer.", min=0.0)
     ] = None,
@@ -27,7 +28,7 @@ def command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Simulate a schedule or plan; without costs, F = I = W = 1 and B = 2."""
+    """Simulate a schedule or plan; without costs in units, F = I = W = 1 and B = 2."""
     from octojax.ir import LoweredPlan, Machine, Plan
     from octojax.ir.lowering import without_transfers
     from octojax.ir.verify import verify
@@ -42,6 +43,7 @@ def command(
     stages = found.num_stages
     if profile is not None:
         given: Any = read_profile(profile)
+        expect_profile_of(file, found, given, any_profile)
         machine = given.machine
     else:
         given = StageCosts.unit(stages, *parse_costs("1,1,1,2" if costs is None else costs))
@@ -58,7 +60,9 @@ def command(
         f"{file}: {schedule.num_ranks} ranks, {stages} stages, "
         f"{schedule.num_microbatches} microbatches"
     )
-    typer.echo(table(timeline.to_json(), timeline.bubble_ratio))
+    typer.echo(
+        table(timeline.to_json(), timeline.bubble_ratio, "units" if profile is None else "s")
+    )
 
 
 _WORST = 6  # stalls that are named
@@ -79,11 +83,11 @@ def parse_costs(text: str) -> tuple[float, ...]:
     return values
 
 
-def table(result: dict[str, Any], bubble_ratio: float) -> str:
+def table(result: dict[str, Any], bubble_ratio: float, unit: str = "s") -> str:
     """Returns the account of every rank as text. `result` is `Timeline.to_json()`."""
     transfers = result["transfers"]
     lines = [
-        f"makespan {result['makespan_s']:.6g} s, bubble ratio {bubble_ratio:.4f}, "
+        f"makespan {result['makespan_s']:.6g} {unit}, bubble ratio {bubble_ratio:.4f}, "
         f"{transfers['count']} transfers, {transfers['overlapped']} overlapped by both ranks' "
         f"computation ({transfers['sender_overlapped']} by the sender's)",
         "rank       busy     bubble = boundary + computation + transfer  live until I  until W"
@@ -101,7 +105,7 @@ def table(result: dict[str, Any], bubble_ratio: float) -> str:
         worst = "  ".join(f"{x['transfer']} {x['stall_s']:.6g}" for x in stalls[:_WORST])
         total = sum(x["stall_s"] for x in stalls)
         lines.append(
-            f"{len(stalls)} transfers stall the rank that waits for them, for {total:.6g} s in "
-            f"all; the longest: {worst}"
+            f"{len(stalls)} transfers stall the rank that waits for them, for {total:.6g} {unit} "
+            f"in all; the longest: {worst}"
         )
     return "\n".join(lines)

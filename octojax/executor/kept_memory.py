@@ -17,24 +17,31 @@ _TWO_HEAPS = 2 * 64 * 2**20
 says, unless what they leave is smaller than the padding."""
 
 
+def share_arena() -> bool:
+    """Has threads to come share one arena of glibc's; returns whether they will.
+
+    What one of them frees, another can use. It must come before JAX starts its threads, so
+    importing octojax does it: what is larger than 64 MiB an arena of a thread's own always maps,
+    and gives back at once.
+    """
+    return _told((_ARENA_MAX, 1))
+
+
 @functools.cache
 def keep_memory() -> bool:
     """Tells glibc to keep what is freed for later allocations; returns whether it will.
 
-    No allocation is mapped by itself, none is given back, and threads to come share the arenas
-    that there are: what one of them frees, another can use. Holds for the whole process from now
-    on, which stays as large as it once was. Does nothing with other C libraries or allocators.
+    No allocation is mapped by itself, and none is given back. Holds for the whole process from
+    now on, which stays as large as it once was. Does nothing with other C libraries or allocators.
     """
+    return _told((_TOP_PAD, _TWO_HEAPS), (_TRIM_THRESHOLD, _NEVER), (_MMAP_MAX, 0))
+
+
+def _told(*settings: tuple[int, int]) -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):
         return False
-    settings = (
-        (_TOP_PAD, _TWO_HEAPS),
-        (_TRIM_THRESHOLD, _NEVER),
-        (_MMAP_MAX, 0),
-        (_ARENA_MAX, 1),
-    )
     return sum(mallopt(name, value) for name, value in settings) == len(settings)

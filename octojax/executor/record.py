@@ -42,9 +42,10 @@ def measured(
     """Returns the timeline of a recorded step; its clock starts with the first action.
 
     `moves[k]` is when transfer k ran, `sizes[k]` its bytes, and `memory[r]` the
-    `(time_s, bytes)` of rank r after each change, where they are known.
+    `(time_s, bytes)` of rank r after each change, where they are known. An action with nothing to
+    compute (W of a stage without parameters) is there too, and takes no time.
     """
-    found = sorted(actions, key=lambda a: (a.rank, a.start_s))
+    found = sorted(_with_idle(schedule, list(actions)), key=lambda a: (a.rank, a.start_s, a.end_s))
     zero = min((a.start_s for a in found), default=0.0)
     spans = [ActionSpan(a.rank, a.item, a.start_s - zero, a.end_s - zero) for a in found]
     moved = [
@@ -53,3 +54,17 @@ def measured(
         if k in moves and t.kind in "FB"
     ]
     return timeline_of(schedule, spans, moved, memory)
+
+
+def _with_idle(schedule: Schedule, ran: Sequence[ActionSpan]) -> list[ActionSpan]:
+    """Returns the spans with those of the schedule's actions that ran no program."""
+    ends = {(a.rank, a.item): a.end_s for a in ran}
+    spans = list(ran)
+    now = dict.fromkeys(range(schedule.num_ranks), min((a.start_s for a in ran), default=0.0))
+    for rank, _, action in schedule.actions():
+        if not action.kind.computes:
+            continue
+        if (rank, action) not in ends:
+            spans.append(ActionSpan(rank, action, now[rank], now[rank]))
+        now[rank] = ends.get((rank, action), now[rank])
+    return spans

@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import jax.tree_util as tree
 
+from octojax.compat import path_name
 from octojax.errors import LossError
 from octojax.frontends.functional import adapt_functional
 from octojax.frontends.pure import PureLoss
@@ -73,7 +74,9 @@ def _adapt(
         )
     if is_linen(model):
         return _adapt_linen(model, loss_fn, params)
-    return adapt_functional(model if params is None else params, loss_fn, state)
+    trained = model if params is None else params
+    _check_equinox(trained)
+    return adapt_functional(trained, loss_fn, state)
 
 
 def _adapt_linen(model: Any, loss_fn: Callable[..., Any], params: Any) -> PureLoss:
@@ -87,6 +90,31 @@ def _adapt_linen(model: Any, loss_fn: Callable[..., Any], params: Any) -> PureLo
     if "params" in params:
         return adapt_linen(params, loss_fn)
     return adapt_functional(params, loss_fn)
+
+
+def _check_equinox(params: Any) -> None:
+    """Raises for Equinox modules with leaves that are no arrays: functions, flags, rates."""
+    parts = tree.tree_flatten_with_path(params, is_leaf=_is_equinox)[0]
+    wrong = [
+        f"{path_name((*path, *inner))} ({type(leaf).__name__})"
+        for path, module in parts
+        if _is_equinox(module)
+        for inner, leaf in tree.tree_flatten_with_path(module)[0]
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 6} more" if len(wrong) > 6 else ""
+        raise LossError(
+            f"an Equinox module has leaves that are no arrays: {', '.join(wrong[:6])}{more}. Split "
+            f"it, and put it together inside the loss:\n"
+            f"    params, static = eqx.partition(model, eqx.is_inexact_array)\n"
+            f"    def loss(params, batch): model = eqx.combine(params, static); ...\n"
+            f"with params as the model; state of eqx.nn.make_with_state goes into state="
+        )
+
+
+def _is_equinox(value: Any) -> bool:
+    return any(c.__module__.partition(".")[0] == "equinox" for c in type(value).__mro__)
 
 
 def is_nnx(model: Any) -> bool:

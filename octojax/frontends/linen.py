@@ -7,55 +7,69 @@ import jax.tree_util as tree
 
 from octojax.errors import LossError
 from octojax.frontends.pure import PureLoss, split_result
+from octojax.frontends.returned import taken
+from octojax.frontends.unwritten import check_unwritten
+
+OVERWRITTEN = "_overwrite_with_gradient"
+"""The collection of fp8 scales and histories, `flax.linen.fp8_ops.OVERWRITE_WITH_GRADIENT`."""
 
 
 def adapt_linen(variables: Mapping[str, Any], loss_fn: Callable[[Any, Any], Any]) -> PureLoss:
     """The pure form of `loss_fn(variables, batch)`, where `variables` are those of `init`.
 
     The collection "params" is trained, the others are state. Collections that the loss updates
-    are returned in one of two forms:
+    are returned beside aux or anywhere in it (see `octojax.frontends.returned`):
 
-        loss, updates                 aux is exactly a dict of collections of `variables`
+        loss, updates
         loss, aux, updates
+        loss, (updates, logits)
+
+    Raises:
+        LossError: no collection is called "params"; (in tracing) what came back is no update of
+            the model's collections, or changes the parameters.
     """
     if "params" not in variables:
         raise LossError(
             f"linen variables have collections {sorted(variables)}, none is called 'params'. "
             f"Pass what model.init returned"
         )
+    if OVERWRITTEN in variables:
+        raise LossError(
+            f"the variables hold the collection {OVERWRITTEN!r} (fp8 scales and histories), whose "
+            f"gradient is the new value itself, joined over microbatches by max and not by sum. "
+            f"A pipelined step does not carry it: train without fp8 operations"
+        )
     state = {name: tree_ for name, tree_ in variables.items() if name != "params"}
 
-    def fn(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
+    def run(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
         loss, *rest = split_result(loss_fn({"params": params, **state}, batch), most=3)
-        aux, updates = _updates(rest, state)
-        return loss, aux, {**state, **updates}
+        aux, updates = taken(tuple(rest), state, beside={"params": params})
+        return loss, _aux(rest, aux, state), {"params": params, **state, **updates}
+
+    def fn(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
+        loss, aux, new = run(params, state, batch)
+        new_params = new.pop("params")
+        check_unwritten(lambda *args: run(*args)[2]["params"], (params, state, batch), new_params)
+        return loss, aux, new
 
     def merge(params: Any, state: Any) -> dict[str, Any]:
         return {"params": params, **state}
 
-    def split(model: Any) -> tuple[Any, Any] | None:
-        if not isinstance(model, Mapping) or "params" not in model:
-            return None
-        return model["params"], {name: x for name, x in model.items() if name != "params"}
-
-    return PureLoss(fn, variables["params"], state, merge, split)
+    return PureLoss(fn, variables["params"], state, merge)
 
 
-def _updates(rest: list[Any], state: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-    if len(rest) == 2:
-        aux, updates = rest
-        unknown = sorted(set(updates) - set(state))
-        if unknown:
-            raise LossError(
-                f"the loss returned updates of collections {unknown}; the model's variables "
-                f"have {sorted(state) or 'none besides params'}"
-            )
-        return aux, updates
-    aux = rest[0] if rest else None
-    if isinstance(aux, Mapping) and aux and set(aux) <= set(state) and _same_form(aux, state):
-        return None, aux
-    return aux, {}
+def _size(value: Any) -> int:
+    return len(tree.tree_leaves(value))
 
 
-def _same_form(aux: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
-    return all(tree.tree_structure(aux[k]) == tree.tree_structure(state[k]) for k in aux)
+def _aux(returned: list[Any], rest: Any, state: Mapping[str, Any]) -> Any:
+    """What is left of the parts that the loss returned beside its value."""
+    parts = [None] * len(returned) if rest is None else list(rest)
+    untouched = all(_size(a) == _size(b) for a, b in zip(parts, returned, strict=True))
+    if len(returned) == 2 and untouched and isinstance(returned[-1], Mapping) and returned[-1]:
+        raise LossError(
+            f"the loss returned updates of collections {sorted(returned[-1])}; the model's "
+            f"variables have {sorted(state) or 'none besides params'}"
+        )
+    left = [part for part in parts if tree.tree_leaves(part)]
+    return tuple(left) if len(left) > 1 else left[0] if left else None

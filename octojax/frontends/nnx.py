@@ -6,12 +6,8 @@ from typing import Any
 import jax.tree_util as tree
 from flax import nnx
 
-from octojax import compat
-from octojax.compat import path_name
-from octojax.errors import LossError
 from octojax.frontends.pure import PureLoss, split_result
-from octojax.jaxprs.flat import flatten
-from octojax.jaxprs.forward import forward_outputs
+from octojax.frontends.unwritten import check_unwritten
 
 
 def adapt_nnx(
@@ -37,7 +33,7 @@ def adapt_nnx(
     def fn(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
         new_params, new_state, result = run(params, state, batch)
         loss, *aux = split_result(result)
-        _check_unwritten(lambda *args: run(*args)[0], (params, state, batch), new_params)
+        check_unwritten(lambda *args: run(*args)[0], (params, state, batch), new_params)
         return loss, aux[0] if aux else None, new_state
 
     def merge(params: Any, state: Any) -> nnx.Module:
@@ -55,24 +51,3 @@ def adapt_nnx(
 def _fresh(states: Any) -> Any:
     """The same values in variables of their own: a module writes to its variables in place."""
     return tree.tree_map(lambda leaf: leaf, states)
-
-
-def _check_unwritten(run: Callable[..., Any], args: tuple[Any, Any, Any], after: Any) -> None:
-    """Raises if the loss wrote to trained parameters.
-
-    `run(params, state, batch)` returns the parameters afterwards. It is traced once more only if
-    some came back as other objects, as they do from transformations that pass them through.
-    """
-    old, new = (tree.tree_flatten_with_path(x)[0] for x in (args[0], after))
-    names = [path_name(path) for path, _ in old]
-    added = sorted({path_name(path) for path, _ in new} - set(names))
-    written: list[str] = []
-    if not added and any(x is not y for (_, x), (_, y) in zip(old, new, strict=True)):
-        flat = forward_outputs(flatten(compat.trace(run, *args)[0]))
-        ends = zip(names, flat.invars, flat.outvars)
-        written = [name for name, before, value in ends if value is not before]
-    if added or written:
-        raise LossError(
-            f"the loss changes trained parameters: writes {written or 'none'}, adds "
-            f"{added or 'none'}. Only the optimizer may; keep such values in another Variable type"
-        )

@@ -9,6 +9,7 @@ from octojax.ir.lowered import Instruction, LoweredPlan, Receive, Run, Send
 from octojax.ir.partition import Partition, uniform_partition
 from octojax.ir.placement import Placement
 from octojax.ir.plan import Plan
+from octojax.ir.prediction import Prediction
 from octojax.ir.profile import LayerCost, Machine, Profile
 from octojax.ir.schedule import Schedule
 from octojax.ir.timeline import ActionSpan, Cause, Gap, RankSummary, Timeline, TransferSpan
@@ -33,6 +34,7 @@ __all__ = [
     "Partition",
     "Placement",
     "Plan",
+    "Prediction",
     "Profile",
     "RankSummary",
     "Receive",

@@ -1,7 +1,7 @@
 """A plan: everything the executor needs to know beside the model itself."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,20 @@ from octojax.errors import FormatError, PlanError
 from octojax.ir.files import read_json
 from octojax.ir.partition import Partition
 from octojax.ir.placement import Placement
+from octojax.ir.prediction import Prediction
 from octojax.ir.schedule import Schedule
 
 VERSION = 1
-_FIELDS = ("version", "name", "partition", "placement", "ranks", "recompute", "schedule")
+_FIELDS = (
+    "version",
+    "name",
+    "partition",
+    "placement",
+    "ranks",
+    "recompute",
+    "prediction",
+    "schedule",
+)
 
 
 @dataclass(frozen=True)
@@ -21,6 +31,8 @@ class Plan:
     """Partition, placement, schedule, and per stage whether its forward is recomputed.
 
     `recompute` is empty (nothing is) or has one entry per stage. `name` is for people.
+    `prediction` says which profile the plan was made for and what its step takes then; it is no
+    part of what the plan is, so plans are equal without it.
     """
 
     partition: Partition
@@ -28,6 +40,7 @@ class Plan:
     schedule: Schedule
     recompute: tuple[bool, ...] = ()
     name: str = ""
+    prediction: Prediction | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         stages = self.partition.num_stages
@@ -73,7 +86,9 @@ class Plan:
         return self.recompute or (False,) * self.num_stages
 
     def with_schedule(self, schedule: Schedule) -> "Plan":
-        return replace(self, schedule=schedule)
+        """Returns the plan with another order of work, whose time nobody has predicted yet."""
+        kept = self.prediction if schedule == self.schedule else None
+        return replace(self, schedule=schedule, prediction=kept)
 
     def __str__(self) -> str:
         head = f"plan {self.name}".strip()
@@ -109,6 +124,7 @@ class Plan:
             "placement": [list(ranks) for ranks in self.placement.stages],
             "ranks": self.num_ranks,
             "recompute": list(self.recompute),
+            **({"prediction": self.prediction.to_json()} if self.prediction else {}),
             "schedule": [" ".join(map(str, rank)) for rank in self.schedule.ranks],
         }
 
@@ -168,6 +184,7 @@ class Plan:
             schedule,
             tuple(data.get("recompute", ())),
             data.get("name", ""),
+            Prediction.from_json(data["prediction"], name) if "prediction" in data else None,
         )
 
     def save(self, path: str | Path) -> None:

@@ -1,10 +1,12 @@
 """What each layer costs, and the machine it runs on."""
 
+import hashlib
 import json
 import math
 import numbers
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +211,16 @@ class Profile:
         sizes = dict(self.extra).get("stages_of")
         return None if sizes is None else tuple(sizes)
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digests of the model (kinds and parameters of its layers), of what the layers cost, and
+        of the machine's speeds and links, joined by points. Names and capacities do not count.
+        """
+        machine = {k: v for k, v in asdict(self.machine).items() if "capacit" not in k}
+        layers = [{**asdict(x), "backward_s": x.fused_backward_s} for x in self.layers]
+        model = [(x.kind, x.param_bytes) for x in self.layers]
+        return ".".join(map(_digest, (model, layers, {**machine, "name": ""})))
+
     def on(self, machine: Machine) -> "Profile":
         return replace(self, machine=machine)
 
@@ -264,6 +276,11 @@ class Profile:
     @classmethod
     def load(cls, path: str | Path) -> "Profile":
         return cls.from_json(read_json(path), str(path))
+
+
+def _digest(value: Any) -> str:
+    text = json.loads(json.dumps(value, default=_plain), parse_int=float)  # 1 is 1.0
+    return hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _plain(value: Any) -> Any:

@@ -103,6 +103,8 @@ class Timeline:
     """Per rank, `(time_s, bytes)` after each change; empty where it was not traced."""
     gaps: tuple[Gap, ...] = ()
     """Every idle time of every rank, by what it waited for."""
+    unit: str = "s"
+    """What the times are in: seconds, or "units" where costs are only relative (F = I = W = 1)."""
 
     @property
     def overlapped(self) -> int:

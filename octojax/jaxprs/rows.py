@@ -148,6 +148,10 @@ class _Rows:
         if name == "split" and eqn.params["axis"] == 0 and isinstance(eqn.invars[0], Var):
             start = sum(int(size) for size in eqn.params["sizes"][:output])
             return self._row(eqn.invars[0], start + index)
+        updated = self._updated(eqn)
+        if updated is not None:
+            at, row = updated
+            return row if at == index else self._row(eqn.invars[0], index)  # pyright: ignore[reportArgumentType]
         if name == "slice" and self._is_row_range(eqn):
             return self._row(eqn.invars[0], eqn.params["start_indices"][0] + index)  # pyright: ignore[reportArgumentType]
         if name in _ELEMENTWISE and self._is_sliceable(var):
@@ -165,6 +169,42 @@ class _Rows:
                 return piece if isinstance(piece, Literal) else self._row(piece, index)
             index -= rows
         raise AssertionError("a row beyond the end of its array")
+
+    def _updated(self, eqn: JaxprEqn) -> tuple[int, Atom] | None:
+        """Where an equation sets one row along axis 0, at a known place, and to what."""
+        name = eqn.primitive.name
+        if name not in ("dynamic_update_slice", "scatter") or isinstance(eqn.invars[0], Literal):
+            return None
+        operand, *others = eqn.invars
+        shape = aval_of(operand).shape
+        if name == "dynamic_update_slice":
+            update, first, *rest = others
+            at = self._integer(first)
+            whole = tuple(aval_of(update).shape) == (1, *shape[1:])
+            if at is None or not whole or any(self._integer(x) != 0 for x in rest):
+                return None
+            return min(max(at, 0), shape[0] - 1), update
+        indices, update = others
+        at = self._integer(indices)
+        numbers = eqn.params["dimension_numbers"]
+        whole = (
+            tuple(aval_of(indices).shape) == (1,)
+            and tuple(aval_of(update).shape) == tuple(shape[1:])
+            and tuple(numbers.inserted_window_dims) == (0,)
+            and tuple(numbers.scatter_dims_to_operand_dims) == (0,)
+        )
+        if at is None or not 0 <= at < shape[0] or not whole:
+            return None
+        return at, self._emit(expand_row, update)
+
+    def _integer(self, atom: Atom) -> int | None:
+        """An integer known at trace time, also one spread over an array."""
+        while not isinstance(atom, Literal):
+            eqn, _ = self.made.get(atom, (None, 0))
+            if eqn is None or eqn.primitive.name != "broadcast_in_dim":
+                return None
+            atom = eqn.invars[0]
+        return int(atom.val) if aval_of(atom).shape == () else None
 
     @staticmethod
     def _is_row_range(eqn: JaxprEqn) -> bool:

@@ -1,14 +1,23 @@
-"""Inputs that are read row by row only, replaced by one input per row."""
+"""Inputs that are read row by row only, replaced by one input per row.
+
+State that comes back comes apart on both sides:
+
+    m = slice[2:3] s;  ...;  s2 = concatenate a b n d         one row per layer, read and written
+      becomes
+    m = s.2;  ...;  returned: a b n d
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from jax.extend.core import JaxprEqn, Var
 
 from octojax import compat
 from octojax.compat import Atom, aval_of
 from octojax.jaxprs.dead import without_dead
-from octojax.jaxprs.flat import Builder, FlatJaxpr, rewrite
-from octojax.jaxprs.rows import expand_row, push_rows, row_index
+from octojax.jaxprs.flat import Builder, FlatJaxpr, read, rewrite
+from octojax.jaxprs.fold import slice_static
+from octojax.jaxprs.rows import expand_row, push_rows, row_index, squeeze_row
 
 MOST_ROWS = 1024
 
@@ -21,7 +30,10 @@ def split_stacks(flat: FlatJaxpr, inputs: Sequence[Var]) -> tuple[FlatJaxpr, Map
     An input comes apart if it has at least two rows, each is read, and nothing else of it is.
     The new variables are free in the equations: `flat.invars` stays as it is.
     """
-    stacks = _stacks(flat, inputs)
+    return _by_rows(flat, _stacks(flat, inputs))
+
+
+def _by_rows(flat: FlatJaxpr, stacks: Sequence[Var]) -> tuple[FlatJaxpr, Mapping[Var, Rows]]:
     rows = {
         var: tuple(
             (i, compat.new_var(aval_of(var).update(shape=aval_of(var).shape[1:])))
@@ -37,6 +49,68 @@ def split_stacks(flat: FlatJaxpr, inputs: Sequence[Var]) -> tuple[FlatJaxpr, Map
         return [expand_row(builder, rows[eqn.invars[0]][index][1])]
 
     return without_dead(push_rows(rewrite(flat, rule))), rows
+
+
+def split_carried(
+    flat: FlatJaxpr, carried: Sequence[tuple[Var, int]]
+) -> tuple[FlatJaxpr, Mapping[Var, Rows]]:
+    """The jaxpr reading and returning rows of the state that comes apart.
+
+    `carried` pairs an input with the position of the output that takes its place. Where it comes
+    apart, `(index, variable)` rows are read instead of the input, and that output becomes one
+    per row, in order, in the same place.
+    """
+    wide = flat
+    chosen = [pair for pair in carried if _may_come_apart(flat, *pair)]
+    while chosen:
+        wide = _with_row_outputs(flat, chosen)
+        stays = [(v, at) for v, at in chosen if not _is_read_whole(wide, v)]
+        if stays == chosen:
+            break
+        chosen = stays
+    if not chosen:
+        return flat, {}
+    count = len(flat.outvars)
+    split, rows = _by_rows(wide, [v for v, _ in chosen])
+    returned = list(split.outvars[count:])
+    ends: list[Atom] = []
+    places = {at: len(rows[v]) for v, at in chosen}
+    for at, end in enumerate(split.outvars[:count]):
+        ends += [end] if at not in places else [returned.pop(0) for _ in range(places[at])]
+    return without_dead(replace(split, outvars=tuple(ends))), rows
+
+
+def _may_come_apart(flat: FlatJaxpr, var: Var, at: int) -> bool:
+    """Whether equations read rows of the input, or its new value is a stack of rows."""
+    if not 2 <= (aval_of(var).shape or (0,))[0] <= MOST_ROWS:
+        return False
+    makers = {v: eqn.primitive.name for eqn in flat.eqns for v in eqn.outvars}
+    end = flat.outvars[at]
+    stacked = isinstance(end, Var) and makers.get(end) in ("concatenate", "stack")
+    return stacked or any(row_index(e) is not None for e in flat.eqns if var in e.invars)
+
+
+def _is_read_whole(flat: FlatJaxpr, var: Var) -> bool:
+    readers = [eqn for eqn in flat.eqns if var in eqn.invars]
+    return var in flat.outvars or any(row_index(eqn) is None for eqn in readers)
+
+
+def _with_row_outputs(flat: FlatJaxpr, chosen: Sequence[tuple[Var, int]]) -> FlatJaxpr:
+    """The jaxpr that returns rows, after its other outputs, for the outputs chosen."""
+    builder = Builder(flat)
+    env: dict[Var, Atom] = {}
+    for eqn in flat.eqns:
+        builder.emit(eqn, env)
+    ends = [read(env, x) for x in flat.outvars]
+    rows: list[Atom] = []
+    for _, at in chosen:
+        shape = aval_of(ends[at]).shape
+        for i in range(shape[0]):
+            starts = (i, *(0 for _ in shape[1:]))
+            row = slice_static(builder, ends[at], starts, (1, *shape[1:]))
+            rows.append(squeeze_row(builder, row))
+        ends[at] = rows[-1]
+    return without_dead(push_rows(builder.finish([*ends, *rows])))
 
 
 def _stacks(flat: FlatJaxpr, inputs: Sequence[Var]) -> list[Var]:

@@ -28,7 +28,8 @@ class Step:
 
     `live_bytes` cross a cut after it, `made_bytes` are its own results. `reads_params` says
     whether it reads values made of parameters alone, `begins` whether it looks like the start
-    of a layer (a norm), so that it never closes the layer before it.
+    of a layer (a norm), so that it never closes the layer before it. After a step that is
+    `joined` to the next there is no border: both do the same, in two passes of one model.
     """
 
     live_bytes: int
@@ -39,6 +40,7 @@ class Step:
     embeds: bool = False
     begins: bool = False
     marked: bool = False
+    joined: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,11 @@ def _last_made(steps: Sequence[Step]) -> float:
 def _marks(steps: Sequence[Step]) -> set[int]:
     """The last step of every run of marks, but not the last step of all."""
     last = len(steps) - 1
-    return {p for p in range(last) if steps[p].marked and not steps[p + 1].marked}
+    return {
+        p
+        for p in range(last)
+        if steps[p].marked and not steps[p + 1].marked and not steps[p].joined
+    }
 
 
 def _candidates(steps: Sequence[Step]) -> list[int]:
@@ -91,6 +97,7 @@ def _candidates(steps: Sequence[Step]) -> list[int]:
         _narrowest(steps, start, stop)
         for start, stop in pairwise(heavy)
         if not any(step.marked for step in steps[start:stop])
+        and not all(step.joined for step in steps[start:stop])
     ]
 
 
@@ -100,11 +107,12 @@ def _narrowest(steps: Sequence[Step], start: int, stop: int) -> int:
     Then on over whatever reads no parameters: a bias and an activation function stay with
     their matrix, a norm goes with the layer that it feeds.
     """
-    least = min(step.live_bytes for step in steps[start:stop]) * TOLERANCE
-    position = next(p for p in range(start, stop) if steps[p].live_bytes <= least)
+    free = [p for p in range(start, stop) if not steps[p].joined]
+    least = min(steps[p].live_bytes for p in free) * TOLERANCE
+    position = next(p for p in free if steps[p].live_bytes <= least)
     run = True  # unbroken so far
     for p in range(position + 1, stop):
-        narrow = steps[p].live_bytes <= least
+        narrow = steps[p].live_bytes <= least and not steps[p].joined
         run = run and narrow
         if steps[p].begins or (steps[p].reads_params and not run):
             break

@@ -80,9 +80,8 @@ def cut_stages(
         borders=tuple(map(_border, sent[:-1])),
         emits=tuple(x.aval for x in emits),
         state=tuple(
-            StateLeaf(leaf, traced.state.names[leaf], traced.state.avals[leaf], kind, where)
-            for leaf, kind in enumerate(kinds)
-            for where in [writers.get(leaf)]
+            StateLeaf(k, unit.name, unit.aval, kind, writers.get(k), unit.leaf, unit.index)
+            for k, (unit, kind) in enumerate(zip(normal.state, kinds, strict=True))
         ),
         counters=counters(traced, normal, kinds),
         terms=terms,
@@ -294,7 +293,7 @@ def _check_state(
     for leaf, writer in writers.items():
         read = [s.index for s in stages if Ref(Role.STATE, leaf) in s.forward.reads]
         if any(s != writer for s in read):
-            name = layered.traced.state.names[leaf]
+            name = layered.normal.state[leaf].name
             wrong.append(f"{name} (written by stage {writer}, read by {read})")
     if wrong:
         raise CutError(

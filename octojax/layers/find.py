@@ -16,6 +16,7 @@ from octojax.layers.names import name_layers
 from octojax.layers.normalize import NormalLoss, normalize
 from octojax.layers.open import Remat
 from octojax.layers.steps import Walk, walk
+from octojax.layers.twins import side_by_side
 from octojax.trace import TracedLoss
 
 
@@ -58,11 +59,12 @@ def find_layers(traced: TracedLoss, min_layers: int = 1) -> LayeredLoss:
 
 
 def _find(traced: TracedLoss, normal: NormalLoss, min_layers: int) -> LayeredLoss:
-    eqns = normal.flat.eqns
+    depends = classify.classify(normal.flat.eqns, normal.depends)
     loss = normal.flat.outvars[0]
-    depends = classify.classify(eqns, normal.depends)
     _check(classify.of(depends, loss))
-    walked = walk(eqns, depends, [loss])
+    laid = side_by_side(normal, depends)
+    normal = laid.normal
+    walked = walk(normal.flat.eqns, depends, [loss], joined=laid.joined)
     borders = find_borders(walked.steps, min_layers)
     layers = _layers(normal, depends, walked, borders)
     return LayeredLoss(

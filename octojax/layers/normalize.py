@@ -12,7 +12,7 @@ from octojax.jaxprs.dead import without_dead
 from octojax.jaxprs.flat import FlatJaxpr
 from octojax.jaxprs.fold import fold_integers
 from octojax.jaxprs.rows import push_rows
-from octojax.jaxprs.stacks import split_stacks
+from octojax.jaxprs.stacks import split_carried, split_stacks
 from octojax.layers import classify
 from octojax.layers.classify import Depends
 from octojax.layers.open import Remat, open_layers
@@ -22,12 +22,23 @@ from octojax.trace import TracedLoss
 
 
 @dataclass(frozen=True)
+class StateUnit:
+    """A leaf of state, or one slice of a leaf stacked over layers that each write their own."""
+
+    leaf: int
+    index: int | None
+    name: str
+    aval: Any
+
+
+@dataclass(frozen=True)
 class NormalLoss:
     """Equations whose free variables are `inputs`: parameter units, state, batch leaves.
 
     `units` cover every leaf of params, then of state, then the constants of the trace
     (`ParamUnit.leaf` counts through all three), each leaf whole or in slices. Mutable state
-    leaves are no units; they are read as STATE.
+    leaves are no units; they are read as STATE, whole or in slices too: `state` covers every
+    leaf of state. Outputs are the emits, then the new value of each of `state`.
     """
 
     flat: FlatJaxpr
@@ -35,6 +46,7 @@ class NormalLoss:
     depends: Mapping[Var, Depends]  # of the inputs
     units: tuple[ParamUnit, ...]
     unit_avals: tuple[Any, ...]
+    state: tuple[StateUnit, ...]
 
     @cached_property
     def makers(self) -> Mapping[Var, int]:
@@ -80,10 +92,11 @@ def _name_inputs(traced: TracedLoss, flat: FlatJaxpr, depends: Mapping[Var, Depe
 
     A leaf of which each row is read on its own, and nothing else, becomes one unit per row.
     """
+    flat, state, inputs = _name_state(traced, flat, depends)
+    found = dict.fromkeys(inputs, Depends.STATE) | dict(depends)
     num_params, num_state = len(traced.params), len(traced.state)
     state_end = num_params + num_state
     leaves: list[tuple[Var, int, str, bool]] = []
-    inputs: dict[Var, Ref] = {}
     for at, var in enumerate(flat.invars):
         if at < num_params:
             leaves.append((var, at, traced.params.names[at], compat.is_float(var.aval)))
@@ -91,12 +104,9 @@ def _name_inputs(traced: TracedLoss, flat: FlatJaxpr, depends: Mapping[Var, Depe
             inputs[var] = Ref(Role.BATCH, at - state_end)
         elif classify.is_read_only(traced, at - num_params):
             leaves.append((var, at, traced.state.names[at - num_params], False))
-        else:
-            inputs[var] = Ref(Role.STATE, at - num_params)
     for k, var in enumerate(flat.constvars):
         leaves.append((var, state_end + k, f"constant.{k}", False))
     flat, rows = split_stacks(flat, [var for var, *_ in leaves])
-    found = dict(depends)
     prefixes = _stack_prefixes({name: len(rows[var]) for var, _, name, _ in leaves if var in rows})
     units: list[ParamUnit] = []
     avals: list[Any] = []
@@ -107,7 +117,36 @@ def _name_inputs(traced: TracedLoss, flat: FlatJaxpr, depends: Mapping[Var, Depe
             units.append(ParamUnit(leaf, index, title, trainable))
             avals.append(var.aval)
             found[var] = depends.get(whole, Depends.NOTHING)
-    return NormalLoss(flat, inputs, found, tuple(units), tuple(avals))
+    return NormalLoss(flat, inputs, found, tuple(units), tuple(avals), state)
+
+
+def _name_state(
+    traced: TracedLoss, flat: FlatJaxpr, depends: Mapping[Var, Depends]
+) -> tuple[FlatJaxpr, tuple[StateUnit, ...], dict[Var, Ref]]:
+    """The loss with stacked state in slices, all of its state, and what reads the mutable part.
+
+    Counters stay whole: every rank has them.
+    """
+    made = classify.classify(flat.eqns, depends)
+    variables = flat.invars[len(traced.params) :][: len(traced.state)]
+    mutable = [leaf for leaf in range(len(traced.state)) if not classify.is_read_only(traced, leaf)]
+    ends = {k: traced.num_emits + k for k in mutable}
+    written = [k for k in mutable if classify.of(made, flat.outvars[ends[k]]) & ~Depends.STATE]
+    flat, rows = split_carried(flat, [(variables[k], ends[k]) for k in written])
+    names = traced.state.names
+    prefixes = _stack_prefixes(
+        {names[k]: len(rows[variables[k]]) for k in mutable if variables[k] in rows}
+    )
+    units: list[StateUnit] = []
+    inputs: dict[Var, Ref] = {}
+    for leaf, whole in enumerate(variables):
+        name = names[leaf]
+        for index, var in rows.get(whole, ((None, whole),)):
+            if leaf in mutable:
+                inputs[var] = Ref(Role.STATE, len(units))
+            title = name if index is None else _row_name(name, prefixes[name], index)
+            units.append(StateUnit(leaf, index, title, var.aval))
+    return flat, tuple(units), inputs
 
 
 def _stack_prefixes(rows: Mapping[str, int]) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""Equations that hide layers, opened: scans over stacked layers, `jax.checkpoint` around many.
+"""Equations that hide layers, opened: scans over stacked layers, maps, `jax.checkpoint` of many.
+
+A `lax.map` over chunks of the batch, or a scan that only adds up what its chunks give, is opened
+too if its body holds several layers: all chunks run at once, and the layers are those of the body.
 
 What stays whole, because it has a derivative rule or a control flow of its own: `custom_vjp`,
 `custom_jvp`, `cond`, `while`, scans over time. A `jax.checkpoint` around one layer (or a block
@@ -7,7 +10,8 @@ out, because what is recomputed is then the plan's choice, stage by stage.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from jax.extend.core import JaxprEqn, Literal, Var
 
@@ -17,6 +21,7 @@ from octojax.jaxprs.count import is_heavy, operations
 from octojax.jaxprs.dataflow import needed_for
 from octojax.jaxprs.flat import Builder, FlatJaxpr, flatten, read, rewrite
 from octojax.jaxprs.inline import body_of, inline_call, inline_jits
+from octojax.jaxprs.parallel import is_map, open_map
 from octojax.jaxprs.unroll import unroll_scan
 from octojax.layers import classify
 from octojax.layers.borders import find_borders
@@ -41,20 +46,19 @@ def open_layers(flat: FlatJaxpr, sources: Classes, remat: Remat) -> FlatJaxpr:
     while True:
         depends = classify.classify(flat.eqns, sources)
         total = sum(map(operations, flat.eqns))
-        found = {id(eqn) for eqn in flat.eqns if _opens(eqn, depends, total, remat)}
-        if not found:
+        openers = {id(eqn): _opener(eqn, depends, total, remat) for eqn in flat.eqns}
+        if not any(openers.values()):
             return _free_counters(flat, depends)
-        flat = inline_jits(rewrite(flat, lambda b, e, args: _open(b, e, args, id(e) in found)))  # noqa: B023
+        flat = inline_jits(rewrite(flat, lambda b, e, args: _open(b, e, args, openers[id(e)])))  # noqa: B023
+
+
+_Opener = Callable[[Builder, JaxprEqn, Sequence[Atom]], list[Atom]]
 
 
 def _open(
-    builder: Builder, eqn: JaxprEqn, args: Sequence[Atom], wanted: bool
+    builder: Builder, eqn: JaxprEqn, args: Sequence[Atom], opener: _Opener | None
 ) -> Sequence[Atom] | None:
-    if not wanted:
-        return None
-    if eqn.primitive.name == "scan":
-        return unroll_scan(builder, eqn, args)
-    return inline_call(builder, eqn, args)
+    return opener and opener(builder, eqn, args)
 
 
 def _free_counters(flat: FlatJaxpr, depends: Classes) -> FlatJaxpr:
@@ -87,12 +91,17 @@ def _free_counters(flat: FlatJaxpr, depends: Classes) -> FlatJaxpr:
     return rewrite(flat, rule)
 
 
-def _opens(eqn: JaxprEqn, depends: Classes, total: float, remat: Remat) -> bool:
-    if eqn.primitive.name == "scan":
-        return is_layer_stack(eqn, depends)
-    if eqn.primitive.name in REMAT_NAMES:
-        return remat is Remat.ALL or _holds_many(eqn, depends, total)
-    return False
+def _opener(eqn: JaxprEqn, depends: Classes, total: float, remat: Remat) -> _Opener | None:
+    """How an equation is written out; None for one that stays."""
+    if eqn.primitive.name == "scan" and is_layer_stack(eqn, depends):
+        return unroll_scan
+    if eqn.primitive.name == "scan" and _is_map_of_layers(eqn, depends):
+        return open_map
+    if eqn.primitive.name in REMAT_NAMES and (
+        remat is Remat.ALL or _holds_many(eqn, depends, total)
+    ):
+        return inline_call
+    return None
 
 
 def _holds_many(eqn: JaxprEqn, depends: Classes, total: float) -> bool:
@@ -100,8 +109,20 @@ def _holds_many(eqn: JaxprEqn, depends: Classes, total: float) -> bool:
     return count > MOST_LAYERS or (count > 1 and operations(eqn) > LARGE_SHARE * total)
 
 
-def count_layers(eqn: JaxprEqn, depends: Classes) -> int:
-    """How many layers a call equation would come apart into."""
+def _is_map_of_layers(eqn: JaxprEqn, depends: Classes) -> bool:
+    """Whether a scan does the same to each of its rows, in several layers with weights.
+
+    A loss over chunks of a vocabulary, or attention over chunks of its queries, has one, and
+    keeps the memory that the chunks save.
+    """
+    return is_map(eqn) and count_layers(eqn, depends, weighty=True) > 1
+
+
+def count_layers(eqn: JaxprEqn, depends: Classes, weighty: bool = False) -> int:
+    """How many layers the body of a call or scan would come apart into.
+
+    `weighty`: of these, how many have an equation that is heavy and reads weights.
+    """
     body = inline_jits(flatten(body_of(eqn)))
     inside = {v: classify.of(depends, x) for v, x in zip(body.invars, eqn.invars)}
     body = open_layers(body, inside, Remat.LARGE) if _has_stack(body) else body
@@ -109,7 +130,12 @@ def count_layers(eqn: JaxprEqn, depends: Classes) -> int:
     given = [v for v in body.invars if classify.of(inside, v).is_activation]
     before = sum(compat.num_bytes(aval_of(v)) for v in given)
     walked = walk(body.eqns, inside, body.outvars, given)
-    return 1 + len(find_borders(walked.steps, before=before))
+    borders = find_borders(walked.steps, before=before)
+    if not weighty:
+        return 1 + len(borders)
+    ends = [0, *(p + 1 for p in borders), len(walked.steps)]
+    parts = (walked.steps[start:stop] for start, stop in pairwise(ends))
+    return sum(any(step.heavy and step.reads_params for step in part) for part in parts)
 
 
 def _has_stack(body: FlatJaxpr) -> bool:

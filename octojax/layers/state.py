@@ -1,6 +1,7 @@
 """What a loss does with each leaf of mutable module state."""
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +23,22 @@ class StateKind(enum.StrEnum):
 
 @dataclass(frozen=True)
 class StateLeaf:
-    """A leaf of mutable state. `stage` is the stage that writes it, for CARRIED ones."""
+    """A leaf of module state, or row `row` of one: what STATE `index` reads.
+
+    `stage` is the stage that writes it, for CARRIED ones.
+    """
 
     index: int
     name: str
     aval: Any
     kind: StateKind
-    stage: int | None = None
+    stage: int | None
+    leaf: int
+    row: int | None = None
+
+    def value(self, leaves: Sequence[Any]) -> Any:
+        """Its value, from the leaves of the state."""
+        return leaves[self.leaf] if self.row is None else leaves[self.leaf][self.row]
 
 
 @dataclass(frozen=True)
@@ -44,13 +54,13 @@ class Counters:
 
 
 def state_kinds(traced: TracedLoss, normal: NormalLoss) -> tuple[StateKind, ...]:
-    """The kind of every state leaf.
+    """The kind of every state unit of the loss.
 
     A leaf is a counter if its new value comes from read-only state, constants and counters.
     """
-    sources = [_sources(traced, normal, leaf) for leaf in range(len(traced.state))]
+    sources = [_sources(traced, normal, leaf) for leaf in range(len(normal.state))]
     fixed = {leaf for leaf, found in enumerate(sources) if found is None}
-    counters = set(range(len(traced.state))) - fixed
+    counters = set(range(len(sources))) - fixed
     while True:
         kept = {leaf for leaf in counters if _advances(traced, normal, sources[leaf], counters)}
         if kept == counters:
@@ -62,7 +72,7 @@ def state_kinds(traced: TracedLoss, normal: NormalLoss) -> tuple[StateKind, ...]
         else StateKind.COUNTER
         if leaf in counters
         else StateKind.CARRIED
-        for leaf in range(len(traced.state))
+        for leaf in range(len(sources))
     )
 
 
@@ -78,13 +88,13 @@ def counters(traced: TracedLoss, normal: NormalLoss, kinds: tuple[StateKind, ...
 
 
 def new_value(traced: TracedLoss, normal: NormalLoss, leaf: int) -> compat.Atom:
-    """The value of a state leaf after the microbatch."""
+    """The value of a state unit after the microbatch."""
     return normal.flat.outvars[traced.num_emits + leaf]
 
 
 def _sources(traced: TracedLoss, normal: NormalLoss, leaf: int) -> list[Ref] | None:
-    """The inputs that a leaf's new value comes from; None if it stays as it is."""
-    if is_read_only(traced, leaf):
+    """The inputs that a unit's new value comes from; None if it stays as it is."""
+    if is_read_only(traced, normal.state[leaf].leaf):
         return None
     value = new_value(traced, normal, leaf)
     wanted = [value] if isinstance(value, Var) else []

@@ -1,6 +1,6 @@
 """The activation equations of a loss in order, and what is alive after each."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from jax.extend.core import JaxprEqn, Var
@@ -29,10 +29,12 @@ def walk(
     depends: Classes,
     ends: Iterable[compat.Atom],
     given: Sequence[Var] = (),
+    joined: Collection[int] = (),
 ) -> Walk:
     """The walk over equations of which `ends` are read at the very end.
 
-    `given` are activations that are alive before the first equation.
+    `given` are activations that are alive before the first equation, `joined` the equations
+    after which there is no cut.
     """
     chosen = tuple(
         at
@@ -40,7 +42,7 @@ def walk(
         if eqn.effects or classify.joined(depends, eqn.invars).is_activation
     )
     live = _live([eqns[at] for at in chosen], ends, given)
-    steps = tuple(_step(eqns[at], depends, alive) for at, alive in zip(chosen, live))
+    steps = tuple(_step(eqns[at], depends, alive, at in joined) for at, alive in zip(chosen, live))
     return Walk(chosen, live, steps)
 
 
@@ -60,7 +62,7 @@ def _live(
     return tuple(found)
 
 
-def _step(eqn: JaxprEqn, depends: Classes, alive: tuple[Var, ...]) -> Step:
+def _step(eqn: JaxprEqn, depends: Classes, alive: tuple[Var, ...], joined: bool) -> Step:
     from_params = [classify.of(depends, x) == Depends.PARAM for x in eqn.invars]
     name = eqn.primitive.name
     embeds = name == "gather" and from_params[0]
@@ -73,4 +75,5 @@ def _step(eqn: JaxprEqn, depends: Classes, alive: tuple[Var, ...]) -> Step:
         embeds=embeds,
         begins=name.startswith("reduce") or (any(from_params) and any(sub_jaxprs(eqn))),
         marked=name == "name" and eqn.params.get("name") == MARK,
+        joined=joined,
     )

@@ -16,6 +16,8 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from octojax import compat
 from octojax.compat import Atom, aval_of
+from octojax.jaxprs.dataflow import rename, shape_of
+from octojax.layers import classify
 from octojax.layers.classify import Depends
 from octojax.layers.find import LayeredLoss
 from octojax.layers.normalize import NormalLoss
@@ -65,17 +67,28 @@ def _with_coupled(
     depends = dict(layered.depends)
     steps, live = list(layered.steps), list(layered.live)
     for emit, atom in coupled:
-        aval, before = aval_of(outvars[emit]), outvars[emit]
-        scale = Literal(np.asarray(1 / pieces, aval.dtype), aval_of(atom).update(weak_type=False))
-        share, total = compat.new_var(aval), compat.new_var(aval)
-        eqns.append(compat.new_eqn(jax.lax.mul_p, [atom, scale], [share], {}))
-        eqns.append(compat.new_eqn(jax.lax.add_p, [before, share], [total], {}))
-        depends[share] = Depends.PARAM
-        depends[total] = Depends.PARAM | Depends.BATCH
+        before = outvars[emit]
         _keep_alive(before, eqns, steps, live)
-        steps.append(len(eqns) - 1)
-        live.append(())
-        outvars[emit] = total
+        scale = np.asarray(1 / pieces, aval_of(before).dtype)
+        closed = jax.make_jaxpr(lambda x, term, scale=scale: x + term.astype(x.dtype) * scale)(
+            shape_of(before), shape_of(atom)
+        )
+        names: dict[Var, Atom] = dict(zip(closed.jaxpr.invars, (before, atom), strict=True))
+        for eqn in closed.jaxpr.eqns:
+            fresh = eqn.replace(
+                invars=rename(eqn.invars, names),
+                outvars=[compat.new_var(v.aval) for v in eqn.outvars],
+            )
+            names.update(zip(eqn.outvars, fresh.outvars, strict=True))
+            eqns.append(fresh)
+            known = classify.joined(depends, fresh.invars)
+            runs = any(x is before for x in fresh.invars) or known.is_activation
+            kind = Depends.PARAM | Depends.BATCH if runs else known
+            depends.update((v, kind) for v in fresh.outvars)
+            if runs:
+                steps.append(len(eqns) - 1)
+                live.append(())
+        (outvars[emit],) = rename(closed.jaxpr.outvars, names)
     flat = replace(normal.flat, eqns=tuple(eqns), outvars=tuple(outvars))
     return replace(
         layered,
@@ -90,7 +103,9 @@ def _keep_alive(
     atom: Atom, eqns: Sequence[JaxprEqn], steps: Sequence[int], live: list[tuple[Var, ...]]
 ) -> None:
     """Sends an activation on to the last stage, which reads it now."""
+    if isinstance(atom, Literal):
+        return
     made = [k for k, at in enumerate(steps) if any(v is atom for v in eqns[at].outvars)]
-    for k in range(made[0], len(live)) if made and isinstance(atom, Var) else ():
+    for k in range(made[0], len(live)) if made else ():
         if atom not in live[k]:
             live[k] = (*live[k], atom)

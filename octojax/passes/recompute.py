@@ -69,7 +69,12 @@ class Recompute:
         judge = _Judge(plan, replace(costs, recompute=np.array(flags)), links, limit)
         moves = (_earlier_recompute,) * self.overlap + (_earlier_forward,) * self.prepose
         rows = _improved(rows, judge, moves)
-        return replace(plan, schedule=Schedule(rows), recompute=flags if any(flags) else ())
+        return replace(
+            plan,
+            schedule=Schedule(rows),
+            recompute=flags if any(flags) else (),
+            prediction=None,
+        )
 
     def _flags(self, plan: Plan) -> tuple[bool, ...]:
         stages = range(plan.num_stages) if self.stages is None else self.stages

@@ -64,7 +64,7 @@ class Values:
             leaf = self._leaves[unit.leaf]
             return self._put(leaf if unit.index is None else leaf[unit.index], aval)
         if ref.role is Role.STATE:
-            return self._put(self._state[ref.index], aval)
+            return self._put(self._staged.state[ref.index].value(self._state), aval)
         if ref.role is Role.BATCH:
             return self._put(self._batch[ref.index], aval)
         return self._put(_made_up(ref, aval), aval)

@@ -1,7 +1,7 @@
 """Timelines for people and for other programs: text, SVG, HTML, Chrome trace, CSV, JSON.
 
 A picture is a list of `Panel`s, each a titled timeline, drawn one above the other on one
-time axis: `render_text([Panel("simulated", a), Panel("measured", b)])`.
+time axis: `render_text([Panel("simulated with profile x", a), Panel("measured", b)])`.
 """
 
 from octojax.report.data import from_json, load_timeline, save_timeline, to_csv, to_json, to_trace

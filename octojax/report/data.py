@@ -32,6 +32,7 @@ def to_json(timeline: Timeline) -> dict[str, Any]:
     overlaps = ("overlap_s", "sender_overlap_s")
     return {
         "version": VERSION,
+        "unit": timeline.unit,
         **timeline.to_json(),
         "actions": [
             {"rank": s.rank, "action": str(s.item), "start_s": s.start_s, "end_s": s.end_s}
@@ -71,6 +72,7 @@ def from_json(data: Any, name: str = "timeline") -> Timeline:
                 for rank in data.get("memory", ())
             ),
             gaps=tuple(Gap(**{**x, "cause": Cause(x["cause"])}) for x in data.get("gaps", ())),
+            unit=data.get("unit", "s"),
         )
         _check(timeline)
     except KeyError as error:
@@ -89,6 +91,8 @@ def _seconds(value: Any) -> float:
 def _check(timeline: Timeline) -> None:
     """Raises `ValueError` if a span lies on no rank, ends before it starts, or is no work."""
     ranks = len(timeline.ranks)
+    if timeline.unit not in ("s", "units"):
+        raise ValueError(f"unit {timeline.unit!r}, expected 's' or 'units'")
     for account in timeline.ranks:
         for value in astuple(account):
             _seconds(value)

@@ -34,6 +34,7 @@ microbatch.</span></p>
 <div id="tip"></div>
 <script>
 const LEFT = {left}, PLOT = {plot}, RIGHT = {right}, END = {end}, CHARACTER = {character};
+const UNIT = '{unit}';
 {script}
 </script></body></html>
 """
@@ -45,6 +46,7 @@ const ticks = [...svg.querySelectorAll('.tick')], lines = [...svg.querySelectorA
 svg.querySelectorAll('.bar title').forEach(t => t.remove());
 const height = svg.getAttribute('height');
 function time(s) {
+  if (UNIT !== 's') return +s.toPrecision(4) + ' ' + UNIT;
   for (const [f, u] of [[1, 's'], [1e-3, 'ms'], [1e-6, 'us']])
     if (s >= f) return (s / f).toPrecision(4) + ' ' + u;
   return s === 0 ? '0 s' : (s / 1e-9).toPrecision(4) + ' ns';
@@ -111,6 +113,7 @@ def render(panels: list[Panel], title: str = "OctoPipe timeline") -> str:
         right=layout.right,
         end=svg.extent_s(panels) or 1.0,
         character=layout.character,
+        unit=panels[0].timeline.unit if panels else "s",
         script=_SCRIPT,
     )
 
@@ -121,4 +124,5 @@ def _table(panel: Panel) -> str:
     body = "".join(
         "<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in account(panel)
     )
-    return f"<h2>{escape(panel.heading)}</h2><table><tr>{head}</tr>{body}</table>"
+    note = f"<p>{escape(panel.note)}</p>" if panel.note else ""
+    return f"<h2>{escape(panel.heading)}</h2>{note}<table><tr>{head}</tr>{body}</table>"

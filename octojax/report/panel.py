@@ -10,21 +10,31 @@ from octojax.ir import Action, ActionSpan, Kind, Overlap, Timeline
 class Panel:
     """One timeline in a picture. Several panels of a picture share one time axis.
 
-    `bound_s` is a proven lower bound of the makespan, if there is one.
+    `title` names the timeline and the source of its times, `bound_s` is a proven lower bound of
+    the makespan, if there is one, and `note` a sentence to stand under the heading.
     """
 
     title: str
     timeline: Timeline
     bound_s: float | None = None
+    note: str = ""
+
+    def time(self, value: float) -> str:
+        """Returns a time of this panel for people, in its timeline's unit."""
+        return seconds(value) if self.timeline.unit == "s" else f"{value:.4g} {_UNIT_COST}"
 
     @property
     def heading(self) -> str:
         """The title, and what the whole step came to."""
         line = self.timeline
-        parts = [f"{seconds(line.makespan_s)}", f"bubbles {line.bubble_ratio:.1%}"]
+        parts = [self.time(line.makespan_s), f"bubbles {line.bubble_ratio:.1%}"]
         if self.bound_s:
-            gap = line.makespan_s / self.bound_s - 1
-            parts.append(f"within {gap:.1%} of the lower bound {seconds(self.bound_s)}")
+            gap, bound = line.makespan_s / self.bound_s - 1, self.time(self.bound_s)
+            parts.append(
+                f"within {gap:.1%} of the lower bound {bound}"
+                if gap > -1e-6
+                else f"below {bound}, which is no lower bound of it"
+            )
         if any(t.end_s > t.start_s for t in line.transfers):
             count = len(line.transfers)
             parts.append(f"{line.overlapped} of {count} transfers hidden")
@@ -85,14 +95,18 @@ def _actions(span: ActionSpan) -> tuple[Action, ...]:
 def account(panel: Panel) -> list[tuple[str, ...]]:
     """Returns per rank, as text: rank, busy, bubble and its share, at ends, between, peaks."""
     makespan = panel.timeline.makespan_s or 1.0
+
+    def time(value: float) -> str:  # the heading says that it is units
+        return panel.time(value).removesuffix(f" {_UNIT_COST}")
+
     return [
         (
             str(rank),
-            seconds(r.busy_s),
-            seconds(r.bubble_s),
+            time(r.busy_s),
+            time(r.bubble_s),
             f"{r.bubble_s / makespan:.1%}",
-            seconds(r.boundary_bubble_s),
-            seconds(r.residual_bubble_s),
+            time(r.boundary_bubble_s),
+            time(r.residual_bubble_s),
             str(r.peak_microbatches),
             nbytes(r.peak_bytes) if r.peak_bytes else "-",
         )
@@ -107,7 +121,16 @@ def kinds(panels: list[Panel]) -> list[str]:
 
 
 def extent_s(panels: list[Panel]) -> float:
-    """Returns the length of the shared time axis."""
+    """Returns the length of the shared time axis.
+
+    Raises `ValueError` for panels in different units, which have none.
+    """
+    if len({panel.timeline.unit for panel in panels}) > 1:
+        names = "; ".join(f"{p.title!r} is in {_NAMES[p.timeline.unit]}" for p in panels)
+        raise ValueError(
+            f"these timelines have no common time axis: {names}. Give a profile, so that all are "
+            f"in seconds"
+        )
     return max((panel.timeline.makespan_s for panel in panels), default=0.0)
 
 
@@ -122,6 +145,8 @@ def shaded(kind: str, shade: int, palette: dict[str, str], towards: str) -> str:
     return mixed(palette[kind], towards, min(0.16 * shade, 0.48))
 
 
+_UNIT_COST = "units"
+_NAMES = {"s": "seconds", _UNIT_COST: _UNIT_COST}
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
@@ -144,13 +169,16 @@ def _unit(value: float) -> tuple[float, str]:
     return next((u for u in _UNITS if abs(value) >= u[0]), _UNITS[-1] if value else _UNITS[0])
 
 
-def ticks(end_s: float, most: int) -> list[tuple[float, str]]:
-    """Returns `(time_s, label)` of at most `most` + 1 round marks from zero to `end_s`."""
+def ticks(end_s: float, most: int, unit: str = "s") -> list[tuple[float, str]]:
+    """Returns `(time_s, label)` of at most `most` + 1 round marks from zero to `end_s`.
+
+    Marks in units are bare numbers: the heading says what they are.
+    """
     if not end_s > 0:
-        return [(0.0, "0 s")]
+        return [(0.0, "0 s" if unit == "s" else "0")]
     rough = end_s / max(1, most)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * (1 - 1e-9))
-    factor, unit = _unit(end_s)
+    factor, suffix = _unit(end_s) if unit == "s" else (1.0, "")
     count = math.floor(end_s / step * (1 + 1e-9))
-    return [(i * step, f"{i * step / factor:.6g} {unit}") for i in range(count + 1)]
+    return [(i * step, f"{i * step / factor:.6g} {suffix}".rstrip()) for i in range(count + 1)]

@@ -13,7 +13,6 @@ from octojax.report.panel import (
     extent_s,
     kinds,
     nbytes,
-    seconds,
     shaded,
     ticks,
 )
@@ -100,7 +99,7 @@ def _panel(
     first = top + layout.heading + layout.axis
     bottom = first + pitch * len(timeline.ranks)
     out = [f'<text class="heading" x="{layout.left}" y="{top + 18}">{escape(panel.heading)}</text>']
-    for time_s, label in ticks(end_s, 10):
+    for time_s, label in ticks(end_s, 10, timeline.unit):
         x = layout.left + time_s * scale
         out.append(
             f'<g class="tick" data-t="{time_s!r}"><line class="grid" x1="{x:.2f}" x2="{x:.2f}" '
@@ -121,19 +120,20 @@ def _panel(
             below = y + layout.row + layout.gap
             out.append(_memory(panel, rank, below, scale, layout))
     for bar in bars(timeline):
-        out.append(_bar(bar, index, first + bar.rank * pitch, scale, layout))
+        out.append(_bar(bar, panel, index, first + bar.rank * pitch, scale, layout))
     if panel.bound_s:
         x = layout.left + panel.bound_s * scale
         out.append(
             f'<g class="tick" data-t="{panel.bound_s!r}"><line class="bound" x1="{x:.2f}" '
             f'x2="{x:.2f}" y1="{first - 6}" y2="{bottom}"><title>lower bound '
-            f"{seconds(panel.bound_s)}</title></line></g>"
+            f"{panel.time(panel.bound_s)}</title></line></g>"
         )
     return out, bottom + 6
 
 
-def _bar(bar: Bar, panel: int, y: float, scale: float, layout: Layout) -> str:
+def _bar(bar: Bar, panel: Panel, index: int, y: float, scale: float, layout: Layout) -> str:
     x, width = layout.left + bar.start_s * scale, (bar.end_s - bar.start_s) * scale
+    time = panel.time
     kind, shade = bar.action.kind.value, min(bar.shade, SHADES - 1)
     names = (bar.label, str(bar.action.microbatch))
     name = next((n for n in names if len(n) * layout.character + 3 <= width), "")
@@ -145,18 +145,18 @@ def _bar(bar: Bar, panel: int, y: float, scale: float, layout: Layout) -> str:
     )
     return (
         f'<g class="bar span {kind} s{shade}" data-a="{bar.label}" data-m="{bar.action.microbatch}"'
-        f' data-r="{bar.rank}" data-p="{panel}" data-s="{bar.start_s!r}" data-e="{bar.end_s!r}">'
+        f' data-r="{bar.rank}" data-p="{index}" data-s="{bar.start_s!r}" data-e="{bar.end_s!r}">'
         f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{layout.row}"/>{label}'
-        f"<title>{bar.label} on rank {bar.rank}: {seconds(bar.start_s)} to {seconds(bar.end_s)} "
-        f"({seconds(bar.end_s - bar.start_s)})</title></g>"
+        f"<title>{bar.label} on rank {bar.rank}: {time(bar.start_s)} to {time(bar.end_s)} "
+        f"({time(bar.end_s - bar.start_s)})</title></g>"
     )
 
 
 def _account(panel: Panel, rank: int) -> str:
-    r = panel.timeline.ranks[rank]
+    r, time = panel.timeline.ranks[rank], panel.time
     return (
-        f"rank {rank}: busy {seconds(r.busy_s)}, bubble {seconds(r.bubble_s)} "
-        f"({seconds(r.boundary_bubble_s)} at its ends, {seconds(r.residual_bubble_s)} between)"
+        f"rank {rank}: busy {time(r.busy_s)}, bubble {time(r.bubble_s)} "
+        f"({time(r.boundary_bubble_s)} at its ends, {time(r.residual_bubble_s)} between)"
     )
 
 

@@ -57,7 +57,8 @@ def picture(panels: list[Panel], width: int, colour: bool = True) -> RenderableT
     end_s = extent_s(panels)
     parts: list[RenderableType] = []
     for panel in panels:
-        parts += [Text(panel.heading, style="bold"), *_rows(panel, end_s, width, colour), Text()]
+        parts += [Text(panel.heading, style="bold"), *([Text(panel.note)] if panel.note else ())]
+        parts += [*_rows(panel, end_s, width, colour), Text()]
     parts += [_legend(kinds(panels), colour), Text()]
     parts += [_account(panel) for panel in panels]
     return Group(*parts)
@@ -70,7 +71,9 @@ def _rows(panel: Panel, end_s: float, width: int, colour: bool) -> list[Text]:
     held: list[list[Bar]] = [[] for _ in range(ranks)]
     for bar in bars(panel.timeline):
         held[bar.rank].append(bar)
-    lines = [Text(" " * margin + axis(end_s, columns), style="dim", no_wrap=True)]
+    lines = [
+        Text(" " * margin + axis(end_s, columns, panel.timeline.unit), style="dim", no_wrap=True)
+    ]
     for rank, row in enumerate(held):
         line = Text(f"rank {rank}".ljust(margin), no_wrap=True)
         lines.append(line + _row(row, end_s, columns, colour))
@@ -93,11 +96,11 @@ def whole(panel: Panel, end_s: float, columns: int) -> int:
     return columns // units * units
 
 
-def axis(end_s: float, columns: int) -> str:
+def axis(end_s: float, columns: int, unit: str = "s") -> str:
     """Returns the marks of the time axis, each beginning in the column of its time."""
     line = [" "] * columns
     free = 0
-    for time_s, label in ticks(end_s, columns // 12):
+    for time_s, label in ticks(end_s, columns // 12, unit):
         at = edge(time_s, end_s, columns)
         if at >= free and at + len(label) <= columns:
             line[at : at + len(label)] = label

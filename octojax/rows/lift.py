@@ -98,9 +98,11 @@ class Lift:
             return Parts(same=(Term(self.request(whole, micro), False),))
         if not state.lumped:
             return Parts(same=tuple(self._terms(micro, state)))
-        if isinstance(micro, Var) and micro in self.calls:
+        if isinstance(micro, Literal):
+            return Parts(own=micro)
+        if micro in self.calls:
             return self._of_call(micro, whole, state)
-        pair = self.pairs.get(micro) if isinstance(micro, Var) else None
+        pair = self.pairs.get(micro)
         if pair is None:
             raise Misaligned(None, "of one row, a sum over rows is another operation")
         if pair.name in ("scan", "cond") and state.added:

@@ -129,7 +129,9 @@ class _Walk:
 
     def __init__(self, paired: Paired) -> None:
         self.paired, self.at = paired, 0
-        self.wholes = dict(zip(paired.probe.invars, paired.whole.invars, strict=True))
+        self.wholes: dict[Var, Atom] = dict(
+            zip(paired.probe.invars, paired.whole.invars, strict=True)
+        )
         self.wholes.update(zip(paired.probe.constvars, paired.whole.constvars, strict=True))
         self.alike = dict(zip(paired.probe.invars, paired.micro.invars, strict=True))
         self.alike.update(zip(paired.probe.constvars, paired.micro.constvars, strict=True))

@@ -108,6 +108,10 @@ def whole_loss(
             wanted = {id(_outermost(analysis, need.eqn))}
         except Misaligned as parting:
             return _unaligned(replace(traced, flat=flat), whole, portion, declared, parting)
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            # A primitive of another JAX may have other parameters than its rule knows.
+            parting = Misaligned(None, f"the analysis has no rule for it: {error!r}")
+            return _unaligned(replace(traced, flat=flat), whole, portion, declared, parting)
         if other is not None:
             other = _opened(other, {id(paired.probes[eqn]) for eqn in wanted})
         flat = _opened(flat, wanted)

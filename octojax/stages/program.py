@@ -25,7 +25,7 @@ class Role(enum.StrEnum):
     """What a value at the end of a program is. `index` of its `Ref` counts within the role."""
 
     PARAM = "param"  # index: parameter unit of the whole model (see `ParamUnit`)
-    STATE = "state"  # index: flat leaf of mutable module state, before this microbatch
+    STATE = "state"  # index: leaf of mutable module state, or row of one, before this microbatch
     NEW_STATE = "new_state"  # ... and after it
     BATCH = "batch"  # index: flat leaf of the (micro)batch
     INPUT = "input"  # index k: the OUTPUT k of the stage before

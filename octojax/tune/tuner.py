@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from octojax.errors import CapacityError
+from octojax.ir.prediction import Prediction
 from octojax.ir.profile import LayerCost, Machine, Profile
 from octojax.tune.baselines import published, summary
 from octojax.tune.best import search_best, starts_for
@@ -86,8 +87,11 @@ def tune(
             raise KeyboardInterrupt
         raise CapacityError(explain_lack(problem))
     baselines, replicated_baselines = summary(known, problem)
+    prediction = Prediction(
+        profile.name, profile.fingerprint, float(search.makespan_s), float(search.bound_s)
+    )
     return TuneResult(
-        plan=search.plan,
+        plan=replace(search.plan, prediction=prediction),
         profile_name=profile.name,
         method=method,
         makespan_s=search.makespan_s,

@@ -89,7 +89,7 @@ def same(got: Any, expected: Any) -> None:
 
 
 def opt_state(step: octopipe.TrainStep, state: octopipe.TrainState) -> Any:
-    return step.optimizer_form.to_user(state.opt_state, step.loss.layout)
+    return step.opt_state(state)
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -28,8 +28,8 @@ def octopipe(capsys):
 @pytest.fixture
 def profile(tmp_path) -> str:
     layers = tuple(
-        LayerCost("x", 1.0, 1.0, 1.0, state_bytes=100, residual_bytes=8, output_bytes=4)
-        for _ in range(6)
+        LayerCost(kind, 1.0, 1.0, 1.0, state_bytes=100, residual_bytes=8, output_bytes=4)
+        for kind in ("embed", "x", "x", "x", "x", "head")
     )
     Profile("six", layers, Machine(latency_s=1.0)).save(tmp_path / "p.json")
     return str(tmp_path / "p.json")
@@ -82,7 +82,7 @@ def test_plan(octopipe, profile, tmp_path):
 def test_text(octopipe):
     code, out, _ = octopipe(TABLE)
     assert code == 0
-    assert "makespan 33 s, bubble ratio 0.2727, 48 transfers" in out
+    assert "makespan 33 units, bubble ratio 0.2727, 48 transfers" in out
     assert out.count("\n") == 7
 
 

@@ -32,6 +32,12 @@ def test_json_has_the_promised_fields_and_the_plan_file_simulates_alike(capsys, 
     plan = Plan.load(path)
     assert simulate(plan, Profile.load(PROFILE)).makespan_s == pytest.approx(data["makespan_s"])
     assert plan.num_ranks == len(data["peak_bytes"]) == 4
+    prediction = plan.prediction
+    assert prediction.differences(Profile.load(PROFILE)) == ()
+    assert (prediction.makespan_s, prediction.lower_bound_s) == (
+        data["makespan_s"],
+        data["lower_bound_s"],
+    )
 
 
 def test_text_names_bound_gap_and_every_speedup(capsys):

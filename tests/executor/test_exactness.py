@@ -34,6 +34,7 @@ MODELS = [
     ("tied-lm", "zb-h1", 2, 8),
     ("two-ties", "1f1b", 4, 2),
     ("moe", "zb-h1", 2, 3),
+    ("masked", "zb-h1", 2, 3),
     ("dropout-key", "1f1b", 4, 3),
     ("nnx-tied", "1f1b", 2, 2),
     ("custom-rules", "zb-h1", 2, 2),

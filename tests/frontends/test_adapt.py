@@ -1,12 +1,14 @@
 """Every form of a user's model becomes one pure function, with nothing lost."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen, nnx
+from flax.core import freeze
 
 from octojax.errors import LossError
 from octojax.frontends import adapt
@@ -185,3 +187,180 @@ def test_the_users_module_is_left_alone() -> None:
     case.loss_fn(merged, case.batch(4))
     for x, y in zip(before, leaves(nnx.state(model, nnx.BatchStat))):
         np.testing.assert_array_equal(x, y)
+
+
+# ---------------------------------------------------------------- where new state comes back
+
+
+class Outputs(NamedTuple):
+    logits: Any
+    stats: Any
+
+
+def batchnorm() -> Any:
+    case = CASES["linen-batchnorm"]()
+
+    def apply(variables: Any, batch: Any, mutable: Any = ("batch_stats",)) -> tuple[Any, Any, Any]:
+        mutable = mutable if isinstance(mutable, bool) else list(mutable)
+        y, updates = case.model.apply(variables, batch["x"], train=True, mutable=mutable)
+        return jnp.mean(y**2), y, updates
+
+    return case, apply
+
+
+RETURNED: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "updates": lambda v, y, u: (v, u),
+    "aux, updates": lambda v, y, u: (v, y, u),
+    "updates, aux": lambda v, y, u: (v, u, y),
+    "(updates, logits)": lambda v, y, u: (v, (u, y)),
+    "(logits, updates)": lambda v, y, u: (v, (y, u)),
+    "[logits, updates]": lambda v, y, u: (v, [y, u]),
+    "flat": lambda v, y, u: (v, {**u, "logits": y}),
+    "nested": lambda v, y, u: (v, {"logits": y, "state": {"new": u}}),
+    "frozen": lambda v, y, u: (v, (freeze(u), y)),
+    "collection": lambda v, y, u: (v, (y, u["batch_stats"])),
+    "collection, 3": lambda v, y, u: (v, y, u["batch_stats"]),
+    "renamed": lambda v, y, u: (v, {"stats": u["batch_stats"], "logits": y}),
+    "named tuple": lambda v, y, u: (v, Outputs(y, u)),
+    "named tuple of collection": lambda v, y, u: (v, Outputs(y, u["batch_stats"])),
+    "twice the same": lambda v, y, u: (v, (u, u["batch_stats"], y)),
+}
+
+
+@pytest.mark.parametrize("form", RETURNED)
+def test_linen_updates_are_carried_wherever_they_stand(form: str) -> None:
+    case, apply = batchnorm()
+    batch = case.batch(4)
+
+    def loss(variables: Any, batch: Any) -> Any:
+        return RETURNED[form](*apply(variables, batch))
+
+    pure = adapt(case.model, loss, case.params)
+    _, aux, state = pure.fn(pure.params, pure.state, batch)
+    _, y, wanted = apply(case.params, batch)
+    assert jax.tree.structure(state) == jax.tree.structure(pure.state)
+    for a, b in zip(leaves(state), leaves(wanted), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert len(leaves(aux)) == (0 if form == "updates" else 1)
+    if form == "(updates, logits)":
+        np.testing.assert_array_equal(aux[1], y)
+
+
+@pytest.mark.parametrize("mutable", [True, ["batch_stats"], ["batch_stats", "intermediates"]])
+def test_linen_mutable_collections(mutable: Any) -> None:
+    case, apply = batchnorm()
+    batch = case.batch(4)
+
+    def loss(variables: Any, batch: Any) -> Any:
+        value, y, updates = apply(variables, batch, mutable)
+        if mutable != ["batch_stats"]:
+            updates = {**updates, "intermediates": {"h": (y,)}}
+        return value, updates
+
+    pure = adapt(case.model, loss, case.params)
+    _, aux, state = pure.fn(pure.params, pure.state, batch)
+    assert any((a != b).any() for a, b in zip(leaves(state), leaves(pure.state), strict=True))
+    assert len(leaves(aux)) == (0 if mutable == ["batch_stats"] else 1)
+    trace_loss(pure.fn, pure.params, batch, pure.state)
+
+
+def test_what_is_no_update_is_refused_with_the_right_form() -> None:
+    case, apply = batchnorm()
+    batch = case.batch(4)
+
+    def refused(form: Callable[[Any, Any, Any, Any], Any], message: str) -> None:
+        def loss(variables: Any, batch: Any) -> Any:
+            return form(variables, *apply(variables, batch))
+
+        pure = adapt(case.model, loss, case.params)
+        with pytest.raises(LossError, match=message):
+            trace_loss(pure.fn, pure.params, batch, pure.state)
+
+    def part(u: Any) -> Any:
+        return {"batch_stats": dict(list(u["batch_stats"].items())[1:])}
+
+    def doubled(tree: Any) -> Any:
+        return jax.tree.map(lambda x: 2 * x, tree)
+
+    refused(lambda w, v, y, u: (v, (y, part(u))), r"gone \['.*mean', '.*var'\].*whole collection")
+    refused(lambda w, v, y, u: (v, (u, doubled(u))), "new state twice: 'batch_stats' at aux")
+    refused(
+        lambda w, v, y, u: (v, {**u, "params": doubled(w["params"])}), "changes trained parameters"
+    )
+
+
+STATEFUL: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "3": lambda v, a, s: (v, a, s),
+    "(state, aux)": lambda v, a, s: (v, (s, a)),
+    "(aux, state)": lambda v, a, s: (v, (a, s)),
+    "state": lambda v, a, s: (v, s),
+    "dict": lambda v, a, s: (v, {"state": s, "acc": a}),
+    "other name": lambda v, a, s: (v, {"new": s, "acc": a}),
+}
+
+
+@pytest.mark.parametrize("form", STATEFUL)
+def test_functional_state_is_carried_wherever_it_stands(form: str) -> None:
+    state = {"bn/~/mean_ema": {"average": jnp.zeros(2), "counter": jnp.int32(0)}}
+
+    def loss(p: Any, s: Any, b: Any) -> Any:
+        new = jax.tree.map(lambda x: x + jnp.ones_like(x), s)
+        return STATEFUL[form](p * b, jnp.float32(7), new)
+
+    pure = adapt(jnp.float32(2), loss, state=state)
+    value, aux, new = pure.fn(pure.params, state, jnp.float32(3))
+    assert float(value) == 6
+    assert [float(x.sum()) for x in leaves(new)] == [2, 1]
+    assert [float(x) for x in leaves(aux)] == ([] if form == "state" else [7])
+
+
+def test_functional_state_without_names_is_not_guessed() -> None:
+    state = (jnp.zeros(2), jnp.zeros(2))
+    pure = adapt(jnp.float32(2), lambda p, s, b: (p * b, (s, 1.0)), state=state)
+    with pytest.raises(LossError, match=r"aux.0 has the shapes .* Return loss, aux, new_state"):
+        pure.fn(pure.params, state, jnp.float32(3))
+    pure = adapt(jnp.float32(2), lambda p, s, b: (p * b, 1.0, (s[1], s[0] + 1)), state=state)
+    assert float(pure.fn(pure.params, state, jnp.float32(3))[2][1][0]) == 1
+    metric = adapt(jnp.float32(2), lambda p, s, b: (p * b, 5.0), state=jnp.float32(0))
+    assert metric.fn(metric.params, jnp.float32(0), jnp.float32(3))[1:] == (5.0, 0)
+
+
+def test_variables_given_as_parameters_are_not_trained_by_mistake() -> None:
+    case, apply = batchnorm()
+    pure = adapt(case.params, lambda v, b: apply(v, b)[::2])
+    with pytest.raises(LossError, match=r"new values of \['batch_stats'\].*params=variables"):
+        trace_loss(pure.fn, pure.params, case.batch(4))
+
+
+def test_fp8_collections_are_refused_by_name() -> None:
+    variables = {"params": {"w": jnp.ones(2)}, "_overwrite_with_gradient": {"s": jnp.ones(1)}}
+    with pytest.raises(LossError, match=r"_overwrite_with_gradient.*by max"):
+        adapt(linen.Dense(2), lambda v, b: jnp.sum(v["params"]["w"]), variables)
+
+
+def equinox_like(**leaves: Any) -> Any:
+    """A module as Equinox registers it: a pytree of all its fields, whatever they are."""
+    kind = type("Mlp", (), {"__module__": "equinox.nn._mlp"})
+    jax.tree_util.register_pytree_with_keys(
+        kind,
+        lambda x: ([(jax.tree_util.GetAttrKey(k), v) for k, v in vars(x).items()], tuple(vars(x))),
+        lambda names, values: _with(kind(), zip(names, values, strict=True)),
+    )
+    return _with(kind(), leaves.items())
+
+
+def _with(value: Any, fields: Any) -> Any:
+    for name, field in fields:
+        setattr(value, name, field)
+    return value
+
+
+def test_an_equinox_module_passed_whole_is_to_be_partitioned() -> None:
+    module = equinox_like(w=jnp.ones((2, 2)), activation=jax.nn.relu, inference=False)
+    loss = lambda p, b: jnp.sum(b)  # noqa: E731
+    for model, where in ((module, "activation"), ({"enc": [module]}, "enc.0.activation")):
+        with pytest.raises(LossError, match=rf"{where} .*\n.*eqx.partition\(model") as error:
+            adapt(model, loss)
+        assert "inference (bool)" in str(error.value)
+    arrays = equinox_like(w=jnp.ones((2, 2)), activation=None)
+    assert len(leaves(adapt(arrays, loss).params)) == 1

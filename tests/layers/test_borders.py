@@ -1,7 +1,7 @@
 """Where chains of widths are cut: text in, positions out.
 
 One word per step: its live bytes, `h` if heavy, `w` if it reads weights, `n` if a norm begins,
-`e` if it looks up an embedding, `m` if marked.
+`e` if it looks up an embedding, `m` if marked, `j` if joined to the next.
 """
 
 from itertools import pairwise
@@ -29,6 +29,7 @@ def _step(word: str) -> Step:
         embeds="e" in word,
         begins="n" in word,
         marked="m" in word,
+        joined="j" in word,
     )
 
 
@@ -36,6 +37,8 @@ BLOCK = "200 200n 200w 300hw 100 "  # square, mean, norm, product, residual add
 
 CASES = {
     "dense layers with bias and tanh": ("100hw 100w 100 100hw 100w 100 100hw 100w 4n", (2, 5)),
+    "two passes side by side": ("100hwj 100hw 100j 100 100hwj 100hw 100j 100 100hwj 100hw", (3, 7)),
+    "two marked passes": ("100hwj 100hw 100mj 100m 100hwj 100hw 100mj 100m 4", (3, 7)),
     "a residual stream": ("100e " + BLOCK * 3 + "100hw 4n", (0, 5, 10, 15)),
     "a hidden layer inside a residual block": (
         "100e 200n 200w 500hw 500 200hw 100 200n 200w 500hw 500 200hw 100 100hw 4n",

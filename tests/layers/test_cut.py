@@ -108,7 +108,7 @@ def test_units_cover_every_leaf_once(name: str) -> None:
     for unit in staged.units:
         rows.setdefault(unit.leaf, []).append(unit.index)
     leaves = [*jax.tree.leaves(pure.params), *jax.tree.leaves(pure.state), *staged.constants]
-    mutable = {s.index for s in staged.state if s.kind is not StateKind.READ_ONLY}
+    mutable = {s.leaf for s in staged.state if s.kind is not StateKind.READ_ONLY}
     params = len(jax.tree.leaves(pure.params))
     assert set(rows) == set(range(len(leaves))) - {params + i for i in mutable}
     for leaf, found in rows.items():

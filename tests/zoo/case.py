@@ -25,6 +25,7 @@ class Case:
     params: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)  # of adapt
     per_sample: bool = True
+    adds_up: bool = False  # rules put in gradients in each microbatch, see docs/exactness.md
     mixes_rows: bool = False  # batch statistics: said aloud, see docs/exactness.md
 
     def pure(self) -> PureLoss:

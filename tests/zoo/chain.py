@@ -22,7 +22,7 @@ def run_chain(staged: StagedLoss, params: Any, state: Any, batch: Any) -> tuple[
     leaves = [*jax.tree.leaves(params), *state_leaves, *staged.constants]
     values = {
         **{Ref(Role.PARAM, u): unit_value(x, leaves) for u, x in enumerate(staged.units)},
-        **{Ref(Role.STATE, i): x for i, x in enumerate(state_leaves)},
+        **{Ref(Role.STATE, s.index): s.value(state_leaves) for s in staged.state},
         **{Ref(Role.BATCH, i): x for i, x in enumerate(jax.tree.leaves(batch))},
     }
     inputs: dict[Ref, Any] = {}
@@ -38,9 +38,14 @@ def run_chain(staged: StagedLoss, params: Any, state: Any, batch: Any) -> tuple[
     counted = compat.eval_jaxpr(
         staged.counters.jaxpr, [values[ref] for ref in staged.counters.reads]
     )
-    new_state = dict(enumerate(state_leaves)) | dict(zip(staged.counters.leaves, counted))
+    new_state = {s.index: s.value(state_leaves) for s in staged.state}
+    new_state |= dict(zip(staged.counters.leaves, counted))
     for ref, x in written.items():
         if ref.role is Role.NEW_STATE:
             new_state[ref.index] = x
+    leaves_of: dict[int, list[Any]] = {}
+    for s in staged.state:
+        leaves_of.setdefault(s.leaf, []).append(new_state[s.index])
+    stacked = {s.leaf for s in staged.state if s.row is not None}
     emits = [written[Ref(Role.EMIT, i)] for i in range(len(staged.emits))]
-    return emits, [new_state[i] for i in range(len(state_leaves))]
+    return emits, [jnp.stack(x) if i in stacked else x[0] for i, x in leaves_of.items()]

@@ -127,6 +127,31 @@ def moe() -> Case:
     return Case("moe", params, loss, tokens, layers=5)
 
 
+def masked() -> Case:
+    """A loss over the tokens that count, divided by their number; token 0 is padding."""
+    params = {
+        "embed": weights(1, w=(V, D))["w"],
+        "blocks": [_block(190), _block(200)],
+        "head": weights(2, w=(D, V))["w"],
+    }
+
+    def padded(size: int) -> dict[str, jax.Array]:
+        length = (jnp.arange(size)[:, None] * 5) % (T + 1)  # some rows are all padding
+        return {k: jnp.where(jnp.arange(T)[None] < length, x, 0) for k, x in tokens(size).items()}
+
+    def loss(params: Any, batch: Any) -> tuple[jax.Array, Any]:
+        x = params["embed"][batch["inputs"]]
+        for p in params["blocks"]:
+            x = apply_block(p, x, causal(batch["inputs"]))
+        logp = jax.nn.log_softmax(x @ params["head"])
+        losses = -jnp.take_along_axis(logp, batch["targets"][..., None], axis=-1)[..., 0]
+        counts = batch["targets"] != 0
+        total = jnp.sum(jnp.where(counts, losses, 0.0))
+        return total / jnp.maximum(counts.sum(), 1), {"tokens": counts.sum()}
+
+    return Case("masked", params, loss, padded, layers=6)
+
+
 def unet() -> Case:
     """Outputs of the first half are added, in reverse, to the inputs of the second."""
     params = [weights(60 + i, w=(D, D)) for i in range(8)]
@@ -212,6 +237,42 @@ def custom_rules() -> Case:
     return Case("custom-rules", params, loss, vectors, layers=4)
 
 
+@jax.custom_vjp
+def observed(x: jax.Array, scale: jax.Array, amax: jax.Array) -> jax.Array:
+    """`x` in steps of `scale`; the gradients of scale and amax are new values, not derivatives."""
+    return jnp.round(x / scale) * scale
+
+
+def _observed_gradients(kept: Any, g: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    largest, amax = kept
+    history = jnp.roll(amax, -1).at[0].set(largest)
+    return g, jnp.max(history) / 127, history
+
+
+observed.defvjp(
+    lambda x, scale, amax: (observed(x, scale, amax), (jnp.max(jnp.abs(x)), amax)),
+    _observed_gradients,
+)
+
+
+def fp8_like() -> Case:
+    """Quantized products whose scales and histories are parameters, in a stack."""
+    params = {
+        **weights(270, w=(4, D, D), amax=(4, 2, 3)),
+        "scale": jnp.full((4, 2), 1 / 64),
+    }
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        def layer(h: jax.Array, p: Any) -> tuple[jax.Array, None]:
+            x = observed(h, p["scale"][0], p["amax"][0])
+            w = observed(p["w"], p["scale"][1], p["amax"][1])
+            return h + jnp.tanh(x @ w), None
+
+        return mse(jax.lax.scan(layer, batch["x"], params)[0], batch["y"])
+
+    return Case("fp8-like", params, loss, vectors, layers=4, per_sample=False, adds_up=True)
+
+
 def cond() -> Case:
     """A branch per layer, chosen by the batch; weights are read in both branches."""
     params = [weights(100 + i, w=(D, D), u=(D, D)) for i in range(3)]
@@ -228,7 +289,7 @@ def cond() -> Case:
             h = jax.lax.switch(i % 2 + jnp.int32(h[0, 0] > 1e9), [jnp.sin, jnp.tanh, jnp.cos], h)
         return mse(h, batch["y"])
 
-    return Case("cond", params, loss, vectors, layers=3)
+    return Case("cond", params, loss, vectors, layers=3, mixes_rows=True)  # reads row 0
 
 
 def checkpoint(whole: bool = False) -> Case:
@@ -324,10 +385,12 @@ PLAIN_CASES: dict[str, Callable[[], Case]] = {
     "tied-lm-3": lambda: tied_lm(3),
     "two-ties": two_ties,
     "moe": moe,
+    "masked": masked,
     "unet": unet,
     "dropout-key": dropout_key,
     "mixed-dtypes": mixed_dtypes,
     "custom-rules": custom_rules,
+    "fp8-like": fp8_like,
     "cond": cond,
     "checkpoint": checkpoint,
     "checkpoint-whole": lambda: checkpoint(whole=True),

@@ -209,6 +209,114 @@ def nnx_scan_dropout() -> Case:
     return Case("nnx-scan-dropout", model, loss, vectors, layers=4, per_sample=False)
 
 
+class NnxNormLayer(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.dense = nnx.Linear(D, D, rngs=rngs)
+        self.norm = nnx.BatchNorm(D, momentum=0.9, epsilon=0.1, rngs=rngs)  # of two rows, too
+
+    def __call__(self, h: jax.Array) -> jax.Array:
+        return h + jnp.tanh(self.norm(self.dense(h)))
+
+
+class NnxNormStack(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        @nnx.split_rngs(splits=4)
+        @nnx.vmap(in_axes=(0,), out_axes=0)
+        def make(rngs: nnx.Rngs) -> NnxNormLayer:
+            return NnxNormLayer(rngs)
+
+        self.layers = make(rngs)
+
+    def __call__(self, h: jax.Array) -> jax.Array:
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        def run(h: jax.Array, layer: NnxNormLayer) -> jax.Array:
+            return layer(h)
+
+        return run(h, self.layers)
+
+
+def nnx_scan_stats() -> Case:
+    """nnx.scan over layers that each hold batch statistics."""
+
+    def loss(model: NnxNormStack, batch: Any) -> jax.Array:
+        return mse(model(batch["x"]), batch["y"])
+
+    model = NnxNormStack(nnx.Rngs(0))
+    options: Any = {"per_sample": False, "mixes_rows": True}
+    return Case("nnx-scan-stats", model, loss, vectors, layers=4, **options)
+
+
+class LinenNormLayer(linen.Module):
+    @linen.compact
+    def __call__(self, h: jax.Array, _: Any) -> tuple[jax.Array, None]:
+        norm = linen.BatchNorm(False, momentum=0.9, epsilon=0.1, name="norm")
+        return h + jnp.tanh(norm(linen.Dense(D, name="dense")(h))), None
+
+
+class LinenNormStack(linen.Module):
+    @linen.compact
+    def __call__(self, h: jax.Array) -> jax.Array:
+        stack = linen.scan(
+            linen.remat(LinenNormLayer),
+            variable_axes={"params": 0, "batch_stats": 0},
+            split_rngs={"params": True},
+            length=4,
+        )
+        return stack(name="layers")(h, None)[0]
+
+
+def linen_scan_stats() -> Case:
+    """flax.linen.scan over checkpointed layers with batch statistics, returned within aux."""
+    model = LinenNormStack()
+    variables = model.init(jax.random.key(0), jnp.ones((2, D)))
+
+    def loss(variables: Any, batch: Any) -> Any:
+        y, updates = model.apply(variables, batch["x"], mutable=["batch_stats"])
+        return mse(y, batch["y"]), (updates, {"mean": jnp.mean(y)})
+
+    options: Any = {"params": variables, "per_sample": False, "mixes_rows": True}
+    return Case("linen-scan-stats", model, loss, vectors, layers=4, **options)
+
+
+def scan_stats(how: str = "stack") -> Case:
+    """A running mean and a count per layer in stacked state: by lax.scan, or set row by row."""
+    params = weights(260, w=(4, D, D))
+    state = {"mean": jnp.zeros((4, 1, D)), "count": jnp.zeros(4, jnp.int32)}
+
+    def layer(h: jax.Array, w: jax.Array, mean: jax.Array) -> tuple[jax.Array, jax.Array]:
+        h = h @ w
+        mean = 0.9 * mean + 0.1 * jnp.mean(h, axis=0, keepdims=True)
+        return jnp.tanh(h - jax.lax.stop_gradient(mean)) * (1 + mean), mean
+
+    def scanned(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
+        def step(h: jax.Array, row: Any) -> tuple[jax.Array, Any]:
+            h, mean = layer(h, row[0], row[1]["mean"])
+            return h, {"mean": mean, "count": row[1]["count"] + 1}
+
+        h, new = jax.lax.scan(step, batch["x"], (params["w"], state))
+        return mse(h, batch["y"]), None, new
+
+    def set_in_turn(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
+        h, mean = batch["x"], state["mean"]
+        for i in range(4):
+            h, row = layer(h, params["w"][i], mean[i])
+            mean = mean.at[i].set(row)
+        return mse(h, batch["y"]), None, {"mean": mean, "count": state["count"] + 1}
+
+    def carried(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
+        def step(i: jax.Array, carry: Any) -> Any:
+            h, mean = carry
+            h, row = layer(h, params["w"][i], mean[i])
+            return h, jax.lax.dynamic_update_index_in_dim(mean, row, i, 0)
+
+        h, mean = jax.lax.fori_loop(0, 4, step, (batch["x"], state["mean"]))
+        return mse(h, batch["y"]), None, {"mean": mean, "count": state["count"] + 1}
+
+    loss = {"stack": scanned, "set": set_in_turn, "carry": carried}[how]
+    options: Any = {"options": {"state": state}, "per_sample": False, "mixes_rows": True}
+    return Case(f"scan-stats-{how}", params, loss, vectors, 4, **options)
+
+
 SCAN_CASES: dict[str, Callable[[], Case]] = {
     "scan": scan_stack,
     "scan-reverse": lambda: scan_stack(reverse=True),
@@ -220,4 +328,9 @@ SCAN_CASES: dict[str, Callable[[], Case]] = {
     "linen-scan": linen_scan,
     "nnx-scan": nnx_scan,
     "nnx-scan-dropout": nnx_scan_dropout,
+    "nnx-scan-stats": nnx_scan_stats,
+    "linen-scan-stats": linen_scan_stats,
+    "scan-stats": scan_stats,
+    "scan-stats-set": lambda: scan_stats("set"),
+    "scan-stats-carry": lambda: scan_stats("carry"),
 }
