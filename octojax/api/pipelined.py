@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend.core import jaxpr_as_fun
 
 from octojax import compat
 from octojax.api.agreement import REMEDY, Stamp, constant_facts, value_facts
 from octojax.api.copies import find_copies, warn_of_copies
+from octojax.api.mesh_faults import explained
 from octojax.api.options import Options
 from octojax.api.planning import (
     check_recompute,
@@ -44,10 +44,11 @@ from octojax.executor.transports import transport
 from octojax.executor.wiring import wiring_of
 from octojax.frontends import PureLoss
 from octojax.ir import Cargo, LoweredPlan, Plan, Schedule
+from octojax.jaxprs.shardings import check_shardings, evaluate
 from octojax.layers.cut import StagedLoss, cut_stages
 from octojax.layers.find import LayeredLoss, find_layers
 from octojax.layers.state import StateKind
-from octojax.mesh import PipelineMesh, pipeline_mesh
+from octojax.mesh import DATA_AXIS, PipelineMesh, pipeline_mesh
 from octojax.passes import Pipeline
 from octojax.processes import agree, busy, several, step_timeout_s
 from octojax.programs.build import compile_all
@@ -75,6 +76,7 @@ class PipelinedLoss:
     """`pure` cut into stages by a plan, for batches like `batch`. Compiles on first use.
 
     A tuned plan (`schedule="auto"`) counts the state of `optimizer` in every rank's memory.
+    `under_mesh`: a mesh of the caller is in force, so that the model may name its axes.
 
     Raises before anything is launched: `MeshError`, `PlanError`, `ScheduleError`, `CutError`,
     `LossError` or `ValueError`, each with the numbers and the remedy.
@@ -87,13 +89,35 @@ class PipelinedLoss:
         options: Options,
         mesh: Any = None,
         optimizer: optax.GradientTransformation | None = None,
+        *,
+        under_mesh: bool = False,
     ) -> None:
-        self.pure, self.options = pure, options
+        self.pure, self.options, self.under_mesh = pure, options, under_mesh
         if options.keep_memory and jax.default_backend() == "cpu":
             keep_memory()
         table = given_schedule(options)
         ranks = ranks_wanted(options) if mesh is None else None
         self.mesh: PipelineMesh = pipeline_mesh(mesh, options.axis, ranks)
+        with self.mesh.in_force(named=under_mesh):
+            self._plan(pure, batch, options, table, optimizer)
+        self._warn_of_copies()
+        self.calls = StepThread(self.timeout_s, 0.0 if several() else GRACE_S)
+        self.compilations = 0
+        self._zero_gradients: dict[int, jax.Array] = {}
+        self.facts: dict[str, str] = {}  # what else the processes must have alike
+        self._compared = False  # whether a batch has been, thoroughly
+
+    # ------------------------------------------------------------------ cutting
+
+    def _plan(
+        self,
+        pure: PureLoss,
+        batch: Any,
+        options: Options,
+        table: Schedule | None,
+        optimizer: optax.GradientTransformation | None,
+    ) -> None:
+        """Traces, plans, cuts and differentiates, all under the mesh that the model sees."""
         count = options.microbatches or (table.num_microbatches if table is not None else 1)
         paths, self.batch_tree = jax.tree_util.tree_flatten_with_path(batch)
         names = [path_name(path) or "the batch" for path, _ in paths]
@@ -104,7 +128,12 @@ class PipelinedLoss:
             self.mesh.data_size,
             shared=leaves_without_rows(names, [np.ndim(leaf) for _, leaf in paths], options),
         )
-        self.whole = WholeBatch(pure, self.given, self.batch_tree, options)
+        axes = self.mesh.mesh.axis_names
+        with explained(axes):
+            self.whole = WholeBatch(pure, self.given, self.batch_tree, options)
+        first = self.whole.first
+        for part in filter(None, (first.traced.flat, first.evaluate)):
+            check_shardings(part, axes, (self.mesh.axis, DATA_AXIS))
         self.whole.check()
         self.batch: Microbatches = self.whole.batch
         if options.schedule == "auto" and options.plan is None:
@@ -125,14 +154,6 @@ class PipelinedLoss:
         self._check_state()
         wiring = wiring_of(self.stages, len(self.staged.units))
         self.lowered: Lowered = self._lower(pipeline.lower(self.plan, wiring))
-        self._warn_of_copies()
-        self.calls = StepThread(self.timeout_s, 0.0 if several() else GRACE_S)
-        self.compilations = 0
-        self._zero_gradients: dict[int, jax.Array] = {}
-        self.facts: dict[str, str] = {}  # what else the processes must have alike
-        self._compared = False  # whether a batch has been, thoroughly
-
-    # ------------------------------------------------------------------ cutting
 
     @property
     def schedule(self) -> Schedule:
@@ -282,14 +303,14 @@ class PipelinedLoss:
         }
         if not counters.leaves:
             return Model(self.staged.unit_avals, **rest)
-        function = jaxpr_as_fun(counters.jaxpr)
+        advance = counters.jaxpr
         used = len(counters.reads)
         return Model(
             self.staged.unit_avals,
             counters.leaves,
             reads,
             avals,
-            lambda *values: function(*values[:used]),
+            lambda *values: evaluate(advance, values[:used], None),
             **rest,
         )
 

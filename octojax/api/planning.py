@@ -47,7 +47,7 @@ def choose_schedule(options: Options, num_ranks: int | None, microbatches: int) 
             f"placement [{schedule.placement}] leaves rank {', '.join(map(str, empty))} of "
             f"{schedule.num_ranks} without a stage: its devices idle. Place a stage there, or "
             f"use a mesh of {schedule.num_ranks - len(empty)} ranks",
-            stacklevel=4,  # the caller of compile or value_and_grad
+            stacklevel=5,  # the caller of compile or value_and_grad
         )
     return schedule
 

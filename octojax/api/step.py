@@ -287,7 +287,8 @@ class TrainStep:
         """
         self._expect_state(state)
         params, module_state = self.params(state), self.module_state(state)
-        found = reference(self.loss.whole, params, module_state, batch)
+        with self.loss.mesh.around_plain_model(named=self.loss.under_mesh) as placed:
+            found = reference(self.loss.whole, *placed((params, module_state, batch)))
         return found[0], found[2]
 
     # ------------------------------------------------------------------ back to the user
@@ -505,9 +506,10 @@ def compile(
             f"optimizer is of type {type(optimizer).__name__}, expected an optax optimizer such as "
             f"optax.adamw(1e-3); octopipe.value_and_grad works without one"
         )
-    with call("compile"), compat.jit_enabled():
+    with call("compile"), compat.jit_enabled(), compat.without_mesh() as under_mesh:
         pure = adapt(model, loss_fn, params, trainable=trainable, state=state)
-        loss = PipelinedLoss(pure, batch, options_of(model, **options), mesh, optimizer)
+        chosen = options_of(model, **options)
+        loss = PipelinedLoss(pure, batch, chosen, mesh, optimizer, under_mesh=under_mesh)
         step = TrainStep(loss, optimizer)
         _ = step.update, loss.trainer
     return step

@@ -89,7 +89,9 @@ class Engine:
             if rank in self.mesh.local_ranks:
                 function, arguments = on_rank(recipe, self.lowered.jaxprs, self.mesh.ranks[rank])
                 function.__name__ = "run_" + _identifier(name)
-                jobs.append(Job(f"{name} on rank {rank}", function, arguments, recipe.donated))
+                where = self.mesh.ranks[rank].along_data
+                name = f"{name} on rank {rank}"
+                jobs.append(Job(name, function, arguments, recipe.donated, where))
         return jobs
 
     def _own_jobs(self, program: RankProgram) -> list[Job]:
@@ -436,7 +438,7 @@ class _Part:
             results = self.finish(*self.outputs(slots))
         except Exception as error:
             if compat.is_nan_report(error) and not isinstance(error, NonFiniteError):
-                raise non_finite(self.lowered, walk, slots) from error
+                raise non_finite(self.lowered, walk, slots, self.rank.data_size) from error
             raise
         return results, [(leaf, slots[slot]) for leaf, slot in self.final], counters
 

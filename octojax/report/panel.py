@@ -11,13 +11,15 @@ class Panel:
     """One timeline in a picture. Several panels of a picture share one time axis.
 
     `title` names the timeline and the source of its times, `bound_s` is a proven lower bound of
-    the makespan, if there is one, and `note` a sentence to stand under the heading.
+    the makespan, if there is one, and `note` a sentence to stand under the heading. `layers`
+    names what is in each stage, where that is known.
     """
 
     title: str
     timeline: Timeline
     bound_s: float | None = None
     note: str = ""
+    layers: tuple[str, ...] = ()
 
     def time(self, value: float) -> str:
         """Returns a time of this panel for people, in its timeline's unit."""
