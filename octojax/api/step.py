@@ -27,7 +27,7 @@ from octojax.executor.engine import Results
 from octojax.executor.recorded import Ledger, Recorder, timeline_of
 from octojax.executor.share import SharedExchange
 from octojax.frontends import adapt
-from octojax.ir import LayerGraph, Machine, Plan, Timeline
+from octojax.ir import LayerGraph, LoweredPlan, Machine, Plan, Timeline
 from octojax.ir.shown import count, line, picture
 from octojax.processes import call
 from octojax.update import GRAD_NORM, Places, Update, UpdatePlan, build_update
@@ -112,6 +112,11 @@ class TrainStep:
     @property
     def plan(self) -> Plan:
         return self.loss.plan
+
+    @property
+    def lowered(self) -> LoweredPlan:
+        """Everything that every rank executes in a step, in order; `print` it."""
+        return self.loss.lowered.plan
 
     @property
     def layers(self) -> LayerGraph:
@@ -301,7 +306,8 @@ class TrainStep:
         """
         self._expect_state(state)
         params, module_state = self.params(state), self.module_state(state)
-        found = reference(self.loss.whole, params, module_state, batch)
+        with self.loss.mesh.around_plain_model(named=self.loss.under_mesh) as placed:
+            found = reference(self.loss.whole, *placed((params, module_state, batch)))
         return found[0], found[2]
 
     # ------------------------------------------------------------------ back to the user
@@ -519,9 +525,10 @@ def compile(
             f"optimizer is of type {type(optimizer).__name__}, expected an optax optimizer such as "
             f"optax.adamw(1e-3); octopipe.value_and_grad works without one"
         )
-    with call("compile"), compat.jit_enabled():
+    with call("compile"), compat.jit_enabled(), compat.without_mesh() as under_mesh:
         pure = adapt(model, loss_fn, params, trainable=trainable, state=state)
-        loss = PipelinedLoss(pure, batch, options_of(model, **options), mesh, optimizer)
+        chosen = options_of(model, **options)
+        loss = PipelinedLoss(pure, batch, chosen, mesh, optimizer, under_mesh=under_mesh)
         step = TrainStep(loss, optimizer)
         _ = step.update, loss.trainer
     return step
