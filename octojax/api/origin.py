@@ -78,11 +78,7 @@ def _plan(loss: PipelinedLoss) -> str:
     from them and the order of transfers."""
     units = [f"{unit.leaf} {unit.index}" for unit in loss.staged.units]
     kinds = [f"{leaf.kind} {leaf.stage}" for leaf in loss.staged.state]
-    copies = [
-        f"{t.target} {[v.index for v in t.values]}"
-        for t in loss.lowered.step.transfers
-        if t.kind == "P"
-    ]
+    copies = [f"{t.target} {list(t.parts)}" for t in loss.lowered.step.transfers if t.kind == "P"]
     lies = _digest([*units, *kinds, str(loss.owners), *copies])
     return f"partition {loss.plan.partition} on ranks {loss.plan.placement} (leaves {lies})"
 

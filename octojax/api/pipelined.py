@@ -1,7 +1,7 @@
 """A loss cut into a pipeline: the core under `compile` and `value_and_grad`."""
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -19,6 +19,7 @@ from octojax.api.copies import find_copies, warn_of_copies
 from octojax.api.mesh_faults import explained
 from octojax.api.options import Options
 from octojax.api.planning import (
+    check_recompute,
     choose_schedule,
     given_schedule,
     layers_wanted,
@@ -41,14 +42,15 @@ from octojax.executor.recorded import Recorder
 from octojax.executor.share import Share
 from octojax.executor.step_thread import GRACE_S, StepThread
 from octojax.executor.transports import transport
-from octojax.executor.work import forwards_only
+from octojax.executor.wiring import wiring_of
 from octojax.frontends import PureLoss
-from octojax.ir import Action, Plan, Schedule
+from octojax.ir import Cargo, LoweredPlan, Plan, Schedule
 from octojax.jaxprs.shardings import check_shardings, evaluate
 from octojax.layers.cut import StagedLoss, cut_stages
 from octojax.layers.find import LayeredLoss, find_layers
 from octojax.layers.state import StateKind
 from octojax.mesh import DATA_AXIS, PipelineMesh, pipeline_mesh
+from octojax.passes import Pipeline
 from octojax.processes import agree, busy, several, step_timeout_s
 from octojax.programs.build import compile_all
 from octojax.programs.microbatch import Microbatches, plan_microbatches
@@ -142,18 +144,27 @@ class PipelinedLoss:
             refuse_with_auto(options)
             plan = tuned_plan(pure, self.given, self.batch_tree, self.mesh, options, optimizer)
             self.options = options = replace(options, plan=plan)
-        self.schedule: Schedule = choose_schedule(options, self.mesh.num_ranks, count)
+        table = choose_schedule(options, self.mesh.num_ranks, count)
+        self._min_layers = layers_wanted(options, table)
         self._layered = layered = self._layers(0)
-        self.plan: Plan = make_plan(options, self.schedule, layered.graph)
+        plan = make_plan(options, table, layered.graph)
+        costs = options.profile or estimate(layered, TYPICAL)
+        pipeline = Pipeline.of(options.passes, plan, costs=costs)
+        self.plan: Plan = pipeline.on_plan(plan)
+        check_recompute(self.plan)
         self.layers = layered.graph
         self.staged: StagedLoss = self._cut(layered)
         self.stages: tuple[tuple[Stage, ...], ...] = self._stages()
         self._check_state()
-        self.lowered: Lowered = self._lower(self.schedule)
+        wiring = wiring_of(self.stages, len(self.staged.units))
+        self.lowered: Lowered = self._lower(pipeline.lower(self.plan, wiring))
 
-    def _layers(self, microbatch: int, min_layers: int | None = None) -> LayeredLoss:
-        traced = self.whole.traced(microbatch)
-        return find_layers(traced, min_layers or layers_wanted(self.options, self.schedule))
+    @property
+    def schedule(self) -> Schedule:
+        return self.plan.schedule
+
+    def _layers(self, microbatch: int) -> LayeredLoss:
+        return find_layers(self.whole.traced(microbatch), self._min_layers)
 
     def _cut(self, layered: LayeredLoss) -> StagedLoss:
         ranks = [min(ranks) for ranks in self.plan.placement.stages]
@@ -223,20 +234,10 @@ class PipelinedLoss:
         copies = find_copies(names, sizes, self.lowered.step.holders, self.stages[0], placed)
         warn_of_copies(copies, sum(sizes), stacklevel=4)  # compile's or value_and_grad's caller
 
-    def _lower(self, schedule: Schedule) -> Lowered:
-        return lower(
-            schedule,
-            self.stages,
-            len(self.staged.units),
-            fingerprint,
-            self.batch.layouts,
-            seconds=self._seconds,
-        )
-
-    @cached_property
-    def _seconds(self) -> Callable[[int, Action], float]:
-        """How long an action takes on a rank, for the order of transfers."""
-        return durations(self.plan, self.options.profile or estimate(self._layered, TYPICAL))
+    def _lower(self, plan: LoweredPlan) -> Lowered:
+        costs = self.options.profile or estimate(self._layered, TYPICAL)
+        seconds = durations(self.plan, costs)
+        return lower(plan, self.stages, fingerprint, self.batch.layouts, seconds)
 
     # ------------------------------------------------------------------ engines
 
@@ -275,6 +276,7 @@ class PipelinedLoss:
         agree(
             {
                 "plan": str(self.plan),
+                "lowered plan": str(self.lowered.plan),
                 **stages,
                 **(constant_facts(self.staged.constants) if compares else {}),
                 **self.facts,
@@ -338,7 +340,7 @@ class PipelinedLoss:
     @cached_property
     def evaluator(self) -> "Runner":
         """The engine of forwards alone, compiled."""
-        return self._runner(self._lower(forwards_only(self.schedule)))
+        return self._runner(self._lower(self.lowered.plan.forwards_only()))
 
     # ------------------------------------------------------------------ values on devices
 
@@ -420,11 +422,11 @@ class PipelinedLoss:
         at = len(self.staged.units)
         copies: dict[tuple[int, int], int] = {}
         for transfer in self.lowered.step.transfers:
-            if transfer.kind != "P":
+            if transfer.kind is not Cargo.PARAMETERS:
                 continue
-            for value in transfer.values:
+            for unit in transfer.parts:
                 if transfer.target in self.mesh.local_ranks:
-                    copies[transfer.target, value.index] = at
+                    copies[transfer.target, unit] = at
                     at += 1
         return [
             [copies.get((program.rank, unit), unit) for unit in program.params]

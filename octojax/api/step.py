@@ -27,7 +27,8 @@ from octojax.executor.engine import Results
 from octojax.executor.recorded import Ledger, Recorder, timeline_of
 from octojax.executor.share import SharedExchange
 from octojax.frontends import adapt
-from octojax.ir import LayerGraph, Machine, Plan, Timeline
+from octojax.ir import LayerGraph, LoweredPlan, Machine, Plan, Timeline
+from octojax.ir.shown import count, line, picture
 from octojax.processes import call
 from octojax.update import GRAD_NORM, Places, Update, UpdatePlan, build_update
 
@@ -44,6 +45,16 @@ class TrainState:
     opt_state: Any
     step: int
     origin: Origin
+
+    def __repr__(self) -> str:
+        kept = [jax.tree.leaves(x) for x in (self.held.units, self.opt_state)]
+        arrays, optimizer = (sum(getattr(x, "nbytes", 0) for x in leaves) for leaves in kept)
+        return line("TrainState", "", (
+            f"step {self.step}",
+            f"{count(len(kept[0]), 'array')} of the model ({arrays:,} bytes)",
+            f"{count(len(kept[1]), 'array')} of the optimizer ({optimizer:,} bytes)",
+            "" if self.is_alive() else "whose buffers a later step has taken over",
+        ))  # fmt: skip
 
     def is_alive(self) -> bool:
         """Whether no step has taken over its buffers."""
@@ -90,9 +101,22 @@ class TrainStep:
         self._ledger = Ledger()
         self._newest: tuple[TrainState, dict[str, Any]] | None = None
 
+    def __repr__(self) -> str:
+        devices = [str(device) for rank in self.loss.mesh.ranks for device in rank.devices]
+        shown = devices if len(devices) <= 4 else [*devices[:2], "...", devices[-1]]
+        return line("TrainStep", "", (f"on {' '.join(shown)}", repr(self.plan)))
+
+    def _repr_html_(self) -> str | None:
+        return picture(self.plan)
+
     @property
     def plan(self) -> Plan:
         return self.loss.plan
+
+    @property
+    def lowered(self) -> LoweredPlan:
+        """Everything that every rank executes in a step, in order; `print` it."""
+        return self.loss.lowered.plan
 
     @property
     def layers(self) -> LayerGraph:

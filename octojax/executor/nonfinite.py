@@ -13,9 +13,9 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from octojax import compat
 from octojax.errors import NonFiniteError
-from octojax.executor.instructions import Do
 from octojax.executor.lower import Lowered
 from octojax.executor.run import Walk
+from octojax.ir import Run
 from octojax.jaxprs.shardings import apply, evaluate
 from octojax.programs.recipe import Layout, Recipe, accumulator_dtype, raw, unstored
 
@@ -25,7 +25,7 @@ def non_finite(
 ) -> NonFiniteError:
     """Returns the error that names rank, action, operation and the user's line.
 
-    `walk` stands at the instruction whose results JAX refused; `slots` are as it read them, on
+    `walk` stands at the operation whose results JAX refused; `slots` are as it read them, on
     a rank whose rows lie in `shards` on its data axis.
     """
     infinite = bool(jax.config.jax_debug_infs)  # type: ignore[attr-defined]
@@ -34,17 +34,17 @@ def non_finite(
     if walk.at < 0:
         return NonFiniteError(f"{begin}: the batch itself has it")
     body = walk.program.body
-    if walk.at >= len(body) or body[walk.at].do is not Do.RUN:
+    if walk.at >= len(body) or not isinstance(body[walk.at].of, Run):
         return NonFiniteError(begin)
-    instruction = body[walk.at]
-    recipe = lowered.step.recipes[instruction.target][1]
-    arguments = [slots[i] for i in instruction.reads]
+    operation = body[walk.at]
+    assert isinstance(operation.of, Run)
+    recipe = lowered.step.recipes[operation.target][1]
+    arguments = [slots[i] for i in operation.reads]
     with jax.debug_nans(False), jax.debug_infs(False):
         bad = any_non_finite(infinite)
         for shard in _shards(recipe, arguments, shards):
-            for call, action in zip(
-                _calls(recipe, lowered.jaxprs, shard), instruction.name.split("+"), strict=False
-            ):
+            calls = _calls(recipe, lowered.jaxprs, shard)
+            for call, action in zip(calls, operation.of.actions, strict=False):
                 jaxpr, values = call
                 if any(map(bad, values)):
                     return NonFiniteError(
