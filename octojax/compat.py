@@ -320,17 +320,15 @@ def _configs_of(num_named: int, num_in_context: int) -> Sequence[tuple[Any, Call
 
 
 @contextlib.contextmanager
-def without_mesh() -> Iterator[bool]:
-    """Within it no mesh of the caller is in force. Yields whether there was one.
-
-    `jax.set_mesh`, `use_abstract_mesh` and `with mesh:` are all meant.
-    """
+def without_mesh() -> Iterator[Any]:
+    """Within it no mesh of the caller is in force. Yields the one that was: a `Mesh` of
+    `jax.set_mesh` or of `with mesh:`, an `AbstractMesh` of `use_abstract_mesh`, or None."""
     from jax._src import mesh
 
-    named = not jax.sharding.get_abstract_mesh().empty
-    physical = not mesh.thread_resources.env.physical_mesh.empty
+    meshes = (mesh.get_concrete_mesh(), mesh.thread_resources.env.physical_mesh)
+    before = [m for m in (*meshes, jax.sharding.get_abstract_mesh()) if not m.empty]
     with jax.set_mesh(None):
-        yield named or physical
+        yield before[0] if before else None
 
 
 def mesh_of(eqn: JaxprEqn) -> jax.sharding.AbstractMesh:

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import octojax as octopipe
-from octojax.errors import MeshError
+from octojax.errors import MeshError, NonFiniteError, PlanError
 from tests.pipelines import FAST
 
 RNG = np.random.default_rng(0)
@@ -139,6 +139,26 @@ def test_another_mesh_of_the_caller(explicit):
     other = mesh_of(4, axes=("elsewhere",), explicit=explicit)
     with jax.set_mesh(other):
         assert_exact_under(plain, mesh_of(2, axes=("pipe",)))
+
+
+def test_the_mesh_in_force_is_the_default():
+    with jax.set_mesh(mesh_of(2, 2, axes=("tensor", "pipe"))):
+        assert_exact_under(constrained(P("tensor")), None)
+    every = f"{len(jax.devices())} stages"  # more than there are layers
+    with jax.set_mesh(mesh_of(2, axes=("elsewhere",))), pytest.raises(PlanError, match=every):
+        octopipe.value_and_grad(plain, PARAMS, ROWS, **OPTIONS)
+
+
+def test_a_nan_is_named_on_a_rank_of_several_devices():
+    def loss(params, x):
+        h = jax.lax.with_sharding_constraint(x @ params["a"], P(None, "tensor"))
+        return jnp.mean(jnp.log(h @ params["b"]))  # of a negative number
+
+    mesh = mesh_of(2, 2, axes=("pipe", "tensor"))
+    place = r"rank 1: .*test_mesh_axes.py:\d+"
+    f = octopipe.value_and_grad(loss, PARAMS, ROWS, mesh=mesh, **OPTIONS)
+    with f, jax.debug_nans(True), pytest.raises(NonFiniteError, match=place):
+        f(PARAMS, ROWS)
 
 
 def test_a_step_is_called_under_another_mesh_than_it_was_compiled_under():

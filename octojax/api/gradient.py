@@ -36,10 +36,10 @@ def value_and_grad(
     Parameters are copied to their ranks in every call; a training loop of one's own that wants
     them to stay there uses `octopipe.compile`.
     """
-    with call("compile"), compat.jit_enabled(), compat.without_mesh() as under_mesh:
+    with call("compile"), compat.jit_enabled(), compat.without_mesh() as callers:
         pure = adapt(params, loss_fn)
         chosen = options_of(model or params, **options)
-        loss = PipelinedLoss(pure, batch, chosen, mesh, under_mesh=under_mesh)
+        loss = PipelinedLoss(pure, batch, chosen, mesh, callers=callers)
         _ = loss.trainer
     return PipelinedGradient(loss, loss_fn, has_aux)
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from octojax import compat
 from octojax.api.agreement import REMEDY, Stamp, constant_facts, value_facts
@@ -77,7 +78,8 @@ class PipelinedLoss:
     """`pure` cut into stages by a plan, for batches like `batch`. Compiles on first use.
 
     A tuned plan (`schedule="auto"`) counts the state of `optimizer` in every rank's memory.
-    `under_mesh`: a mesh of the caller is in force, so that the model may name its axes.
+    `callers` is the mesh that the caller has in force: the model may then name axes, and it is
+    the default of `mesh` if it has the pipeline's axis.
 
     Raises before anything is launched: `MeshError`, `PlanError`, `ScheduleError`, `CutError`,
     `LossError` or `ValueError`, each with the numbers and the remedy.
@@ -91,17 +93,19 @@ class PipelinedLoss:
         mesh: Any = None,
         optimizer: optax.GradientTransformation | None = None,
         *,
-        under_mesh: bool = False,
+        callers: Any = None,
     ) -> None:
-        self.pure, self.options, self.under_mesh = pure, options, under_mesh
+        self.pure, self.options, self.under_mesh = pure, options, callers is not None
         if options.keep_memory and jax.default_backend() == "cpu":
             keep_memory()
         table = given_schedule(options)
         ranks = ranks_wanted(options) if mesh is None else None
+        if mesh is None and isinstance(callers, Mesh) and options.axis in callers.axis_names:
+            mesh = callers
         self.mesh: PipelineMesh = pipeline_mesh(mesh, options.axis, ranks)
         if mesh is None and ranks is None and self.mesh.num_ranks == 1:
             warnings.warn(ONE_DEVICE, stacklevel=3)
-        with self.mesh.in_force(named=under_mesh):
+        with self.mesh.in_force(named=self.under_mesh):
             self._plan(pure, batch, options, table, optimizer)
         self._warn_of_copies()
         self.calls = StepThread(self.timeout_s, 0.0 if several() else GRACE_S)

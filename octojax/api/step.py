@@ -513,7 +513,8 @@ def compile(
     a scalar, or `(scalar, aux)`. `batch` is an example: arrays or shapes of the batch that the
     step will get; axis 0 of every leaf but scalars is split into microbatches.
 
-    `mesh` has a pipeline axis (`axis="pipe"`); by default all devices form one. Further options
+    `mesh` has a pipeline axis (`axis="pipe"`); by default it is the mesh in force
+    (`jax.set_mesh`) if that has such an axis, else all devices form one. Further options
     are those of `octojax.api.options.Options`: microbatches, schedule, plan, partition,
     placement, chunks, recompute, transport, progress, ...; what is not given comes from
     `@octopipe.pipeline` on the model's class.
@@ -525,10 +526,10 @@ def compile(
             f"optimizer is of type {type(optimizer).__name__}, expected an optax optimizer such as "
             f"optax.adamw(1e-3); octopipe.value_and_grad works without one"
         )
-    with call("compile"), compat.jit_enabled(), compat.without_mesh() as under_mesh:
+    with call("compile"), compat.jit_enabled(), compat.without_mesh() as callers:
         pure = adapt(model, loss_fn, params, trainable=trainable, state=state)
         chosen = options_of(model, **options)
-        loss = PipelinedLoss(pure, batch, chosen, mesh, optimizer, under_mesh=under_mesh)
+        loss = PipelinedLoss(pure, batch, chosen, mesh, optimizer, callers=callers)
         step = TrainStep(loss, optimizer)
         _ = step.update, loss.trainer
     return step

@@ -90,14 +90,7 @@ def apply(eqn: JaxprEqn, values: Sequence[Any], axes: Axes | None) -> Sequence[A
     if name == "shard_map":
         return _shard_map(eqn, values, axes)
     if name in _CASTS | _SUMS:
-        kept = tuple(a for a in params["axes"] if axes is not None and a in axes.names)
-        dropped = [a for a in params["axes"] if isinstance(a, str) and a not in kept]
-        if name in _SUMS:  # of values that are the same along an axis which the rank lacks
-            times = math.prod(compat.mesh_of(eqn).shape[a] for a in dropped)
-            values = [value * times for value in values] if times != 1 else values
-        if len(dropped) == len(params["axes"]):
-            return list(values)
-        params = {**params, "axes": tuple(a for a in params["axes"] if a not in dropped)}
+        return _along(eqn, values, axes)
     if name in _BODIES:
         params = {**params, **{key: _again(params[key], axes) for key in _BODIES[name]}}
     # Rules of differentiation give a broadcast, say, the sharding of what it is the gradient of.
@@ -246,6 +239,19 @@ def _shard_map(eqn: JaxprEqn, values: Sequence[Any], axes: Axes | None) -> Seque
         check_vma=params["check_vma"],
     )
     return mapped(*values)
+
+
+def _along(eqn: JaxprEqn, values: Sequence[Any], axes: Axes | None) -> Sequence[Any]:
+    """The results of a cast or a sum along axes, some of which the rank may lack: values are the
+    same along those, as a model computes over none of them."""
+    along = eqn.params["axes"]
+    names = frozenset() if axes is None else axes.names
+    lacking = [a for a in along if isinstance(a, str) and a not in names]
+    times = math.prod(compat.mesh_of(eqn).shape[a] for a in lacking)
+    if eqn.primitive.name in _SUMS and times != 1:
+        values = [value * times for value in values]
+    kept = tuple(a for a in along if a not in lacking)
+    return compat.bind_here(eqn, values, {**eqn.params, "axes": kept}) if kept else values
 
 
 def _manual(mesh: Any) -> frozenset[str]:
