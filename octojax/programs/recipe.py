@@ -14,10 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
 from octojax import compat
+from octojax.jaxprs.shardings import Axes, evaluate
 from octojax.mesh import DATA_AXIS, Rank
 
 
@@ -86,8 +87,13 @@ def arguments(recipe: Recipe, programs: Sequence[ClosedJaxpr]) -> tuple[Any, ...
     return tuple(avals[i] for i in range(len(recipe.layouts)))
 
 
-def function(recipe: Recipe, programs: Sequence[ClosedJaxpr]) -> Callable[..., tuple[Any, ...]]:
-    """Returns the recipe as a Python function of its arguments, for one data shard."""
+def function(
+    recipe: Recipe, programs: Sequence[ClosedJaxpr], axes: Axes | None = None
+) -> Callable[..., tuple[Any, ...]]:
+    """Returns the recipe as a Python function of its arguments, for one data shard.
+
+    Shardings that the model names hold over `axes`.
+    """
 
     def run(*values: Any) -> tuple[Any, ...]:
         known = dict(enumerate(values))
@@ -97,7 +103,7 @@ def function(recipe: Recipe, programs: Sequence[ClosedJaxpr]) -> Callable[..., t
                 unstored(known[i], aval)
                 for i, aval in zip(call.reads, closed.in_avals, strict=True)
             ]
-            written = jaxpr_as_fun(closed)(*read)
+            written = evaluate(closed, read, axes)
             for i, total, value in zip(call.writes, call.adds, written, strict=True):
                 if i < 0:
                     continue
@@ -128,9 +134,11 @@ def on_rank(
     """Returns the recipe as a function over the devices of `rank`, and its arguments.
 
     With a data axis it is a `shard_map`, manual over that axis alone; values that outlive
-    the program are stacked, so that nothing is reduced before the end of the step.
+    the program are stacked, so that nothing is reduced before the end of the step. Over further
+    axes XLA partitions it, as the model's constraints say. Results lie as `rank.along_data`.
     """
-    run, shard = function(recipe, programs), arguments(recipe, programs)
+    axes = Axes(rank.mesh, rank.automatic_axes)
+    run, shard = function(recipe, programs, axes), arguments(recipe, programs)
     size = rank.data_size
     placed = tuple(
         on_devices(aval, layout, rank) for aval, layout in zip(shard, recipe.layouts, strict=True)

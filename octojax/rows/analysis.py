@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,8 @@ class Analysis:
             found = self._while(pair, states, number)
         elif pair.name == "cond":
             found = self._cond(pair, states, number)
+        elif pair.name == "shard_map":
+            found = self._shard_map(pair, states, number)
         else:
             found = self._wrapped_number(pair, states) or rules.apply(pair, states, number)
         self.states.update(zip(pair.whole.outvars, found, strict=True))
@@ -217,6 +220,23 @@ class Analysis:
             state = rules.blamed(state, number) if mixes else state
             final.append(rules.checked(pair, k, state, number))
         return final
+
+    def _shard_map(self, pair: Pair, states: Sequence[Rows], number: int) -> list[Rows]:
+        """A body that runs on parts of its operands: like its equations where every part has
+        whole rows, and no sum over rows arises in it."""
+        inner, found = self._body(pair.bodies[0], states)
+        specs, mesh = pair.probe.params["in_specs"], pair.probe.params["mesh"]
+        whole = not any(map(partial(_parts_rows, mesh), states, specs))
+        if not whole or inner.exchanged or any(s.lumped or s.inner for s in found):
+            return rules.apply(pair, states, number)
+        return [rules.checked(pair, k, s, number) for k, s in enumerate(found)]
+
+
+def _parts_rows(mesh: Any, state: Rows, spec: Sequence[Any]) -> bool:
+    """Whether a spec spreads rows over an axis of a mesh."""
+    entries = [spec[d] for group in state.groups for d in group.dims if d < len(spec)]
+    names = [n for entry in entries for n in (entry if isinstance(entry, tuple) else (entry,))]
+    return any(n is not None and mesh.shape[n] > 1 for n in names)
 
 
 def _keeps(state: Rows) -> bool:

@@ -30,7 +30,8 @@ ELEMENTWISE = frozenset(
         "clz", "eq_to", "le_to", "lt_to", "mulhi", "random_wrap", "random_unwrap",
         "random_fold_in", "bitcast_convert_type", "random_clone", "threefry4x32", "philox2x32",
         "philox4x32", "sharding_constraint", "layout_constraint", "device_put", "reshard",
-        "pvary", "pin", "unpin", "zeros_like", "tie", "with_memory_space_constraint",
+        "pvary", "pcast", "psum", "psum_invariant", "pmax", "pmin",
+        "pin", "unpin", "zeros_like", "tie", "with_memory_space_constraint",
     }
 )  # fmt: skip
 LINEAR = frozenset(
