@@ -579,9 +579,10 @@ def _dot(pair: Pair, states: States, base: Rows, number: int) -> Rows:
     sources = [any(g.outer is not None for g in s.groups) for s in states]
     pairs = len(real) > 1 and all(sources)
     for k in (0, 1):  # what is multiplied with spread rows must be the same for each of them
-        there = dict(zip((*contract[k], *batch[k]), (*contract[1 - k], *batch[1 - k])))
+        here, other = (*contract[k], *batch[k]), (*contract[1 - k], *batch[1 - k])
+        there = dict(zip(here, other, strict=True))
         for d in (d for g in states[k].groups if g.spread for d in g.dims if d in there):
-            alike = shapes[1 - k][1][there[d]] == 1 or there[d] in states[1 - k].even
+            alike = shapes[1 - k][there[d]] == 1 or there[d] in states[1 - k].even
             clash |= not (
                 alike or any(there[d] in g.dims for g in states[1 - k].groups if g.spread)
             )
