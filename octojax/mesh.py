@@ -23,6 +23,12 @@ DATA_AXIS = "data"
 """The one mesh axis that octojax handles itself: batch rows are spread over it, and gradients
 are summed over it once per step. Any further axis is left to XLA's automatic partitioning."""
 
+ONE_DEVICE = (
+    "JAX has one device here, so this pipeline has one rank: it computes the same, and overlaps "
+    "nothing. On CPU, ask for more before using JAX: jax.config.update('jax_num_cpu_devices', 4), "
+    "or start the script with `octopipe launch -n 4`. Pass mesh= with one device if that is meant"
+)
+
 
 @dataclass(frozen=True)
 class PipelineMesh:

@@ -1,6 +1,7 @@
 """A loss cut into a pipeline: the core under `compile` and `value_and_grad`."""
 
 import platform
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -49,7 +50,7 @@ from octojax.jaxprs.shardings import check_shardings, evaluate
 from octojax.layers.cut import StagedLoss, cut_stages
 from octojax.layers.find import LayeredLoss, find_layers
 from octojax.layers.state import StateKind
-from octojax.mesh import DATA_AXIS, PipelineMesh, pipeline_mesh
+from octojax.mesh import DATA_AXIS, ONE_DEVICE, PipelineMesh, pipeline_mesh
 from octojax.passes import Pipeline
 from octojax.processes import agree, busy, several, step_timeout_s
 from octojax.programs.build import compile_all
@@ -102,6 +103,8 @@ class PipelinedLoss:
         if mesh is None and isinstance(callers, Mesh) and options.axis in callers.axis_names:
             mesh = callers
         self.mesh: PipelineMesh = pipeline_mesh(mesh, options.axis, ranks)
+        if mesh is None and ranks is None and self.mesh.num_ranks == 1:
+            warnings.warn(ONE_DEVICE, stacklevel=3)
         with self.mesh.in_force(named=self.under_mesh):
             self._plan(pure, batch, options, table, optimizer)
         self._warn_of_copies()

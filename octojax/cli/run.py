@@ -19,7 +19,9 @@ _MODEL = (
 
 def command(
     target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help=_MODEL)],
-    processes: Annotated[int, typer.Option("-n", "--processes", help="How many to start.")] = 1,
+    processes: Annotated[
+        int, typer.Option("-n", "--processes", help="How many to start.", min=1)
+    ] = 1,
     ranks: Annotated[
         int | None,
         typer.Option(min=1, help="Default: those of the plan, else one per process, 2 at least."),
@@ -41,10 +43,10 @@ def command(
     factor: Annotated[
         float, typer.Option(help="Name ranks so many times slower than expected.", min=1)
     ] = 1.2,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for a peer.")] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for a peer.", min=1)] = 60.0,
     pin: Annotated[bool, typer.Option(help="Bind each process to one core.")] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", help="Write the measured timeline (JSON) here.")
+        Path | None, typer.Option("-o", "--output", help="Write the measured timeline (JSON) here.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -63,7 +65,7 @@ def command(
     total = ranks or planned or max(2, processes)
     if planned not in (None, total):
         raise ValueError(f"{plan} is a plan for {planned} ranks, asked for {total} (--ranks)")
-    if processes < 1 or total % processes:
+    if total % processes:
         raise ValueError(
             f"{total} ranks cannot be spread over {processes} processes evenly; use --ranks with "
             f"a multiple of {processes}, or -n with a divisor of {total}"

@@ -51,6 +51,7 @@ def command(
 ) -> None:
     """Draw a plan, schedule or timeline: in the terminal when no file is named."""
     from octojax import report
+    from octojax.report.html import MOST_BARS, drawn_apart
     from octojax.report.text import render
 
     if bound is not None and not 0 < bound < math.inf:
@@ -71,6 +72,13 @@ def command(
         raise ValueError("two of the files to write have the same name; name each apart")
     for path, make in named.items():
         path.write_text(make(), encoding="utf-8")
+        if path == html and not drawn_apart(panels):
+            typer.echo(
+                f"{path}: {sum(len(p.timeline.actions) for p in panels):,} actions are more than a "
+                f"page holds one by one ({MOST_BARS:,}); those narrower than a pixel are drawn "
+                f"together, and --trace keeps them all",
+                err=True,
+            )
         typer.echo(f"wrote {path}", err=True)
     if not named:
         typer.echo(render(panels, width), nl=False)
