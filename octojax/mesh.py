@@ -102,12 +102,16 @@ class PipelineMesh:
                 yield
 
     @contextmanager
-    def around_plain_model(self, *, named: bool) -> Iterator[Callable[[Any], Any]]:
-        """Within it the model runs without a pipeline, and may name axes as in `in_force`. Yields
-        what places its arguments."""
+    def around_plain_model(self, *, named: bool, whole: bool) -> Iterator[Callable[[Any], Any]]:
+        """Within it the model runs without a pipeline, and may name axes as in `in_force`, or
+        does (unless `whole`) what was traced there, on one device. Yields what places arguments."""
         with compat.without_mesh():
             if not named and not self.has_further_axes:
                 yield lambda values: values
+                return
+            if not whole:
+                one = self.ranks[self.local_ranks[0]].devices[0]
+                yield lambda values: jax.device_put(values, SingleDeviceSharding(one))
                 return
             everywhere = NamedSharding(self.mesh, PartitionSpec())
             with jax.set_mesh(self.mesh):

@@ -117,14 +117,14 @@ def test_a_mesh_of_the_caller(name):
         assert_exact_under(constrained(P("data", None), P("pipe")), mesh)
 
 
-def assert_exact_under(loss, mesh):
+def assert_exact_under(loss, mesh, expected=plain):
     """`assert_exact`, with a mesh in force that plain JAX is not to see; it stays in force."""
     before = jax.sharding.get_abstract_mesh()
     with octopipe.value_and_grad(loss, PARAMS, ROWS, mesh=mesh, **OPTIONS) as f:
         found = jax.device_get(f(PARAMS, ROWS))
     assert jax.sharding.get_abstract_mesh() == before
     with jax.set_mesh(None):
-        assert_close(found, jax.device_get(jax.value_and_grad(plain)(PARAMS, ROWS)))
+        assert_close(found, jax.device_get(jax.value_and_grad(expected)(PARAMS, ROWS)))
 
 
 @pytest.mark.parametrize("spec", [None, P("data", None)])
@@ -227,15 +227,35 @@ def test_shard_map_over_an_axis_of_a_rank(check):
     assert_exact(mapped("data", check), mesh_of(1, 2, 2, axes=("pipe", "data", "tensor")))
 
 
-def test_terms_of_the_parameters_alone():
-    mesh = mesh_of(2, 2, axes=("pipe", "tensor"))
+@pytest.mark.parametrize("axes", [("pipe", "tensor"), ("pipe", "data")])
+def test_terms_of_the_parameters_alone(axes):
+    mesh = mesh_of(2, 2, axes=axes)
 
     def loss(params, x, limit=lambda p: p):
         penalty = sum(jnp.sum(limit(p) ** 2) for p in params.values())
         return plain(params, x) + 0.1 * penalty
 
-    limited = partial(jax.lax.with_sharding_constraint, shardings=P("tensor"))
-    assert_exact(lambda params, x: loss(params, x, limited), mesh, loss)
+    limited = partial(jax.lax.with_sharding_constraint, shardings=P(axes[1]))
+    with jax.set_mesh(mesh):
+        assert_exact_under(lambda params, x: loss(params, x, limited), mesh, loss)
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2), (2, 1, 2)])
+def test_keys_of_a_batch_and_what_they_are_compared_with(shape):
+    mesh = mesh_of(*shape, axes=("pipe", "data", "tensor"))
+
+    def loss(params, batch):
+        x, key = batch
+        h = jax.lax.with_sharding_constraint(x @ params["a"], P("data", "tensor"))
+        h = h * jax.random.bernoulli(jax.random.fold_in(key, 1), 0.5, h.shape)
+        return jnp.mean((h @ params["b"] - x) ** 2)
+
+    batch = ROWS, jax.random.key(0)
+    with octopipe.compile(PARAMS, loss, optax.sgd(0.1), batch, mesh=mesh, **OPTIONS) as step:
+        state = step.init()
+        expected = step.reference(state, batch)
+        assert_close(step.value_and_grad(state, batch)[0], expected[0])
+        assert_close(step(state, batch)[1]["loss"], expected[0])
 
 
 # ---------------------------------------------------------------------- refusals

@@ -19,7 +19,7 @@ from octojax.api.opt_state import opt_state_of, with_hyperparams
 from octojax.api.options import options_of
 from octojax.api.origin import Origin, origin_of
 from octojax.api.pipelined import Held, PipelinedLoss
-from octojax.api.reference import reference
+from octojax.api.reference import per_microbatch, reference
 from octojax.api.rehearsal import Rehearsal, rehearse
 from octojax.api.report import StepReport, report
 from octojax.errors import ExecutionError, NonFiniteError
@@ -306,7 +306,8 @@ class TrainStep:
         """
         self._expect_state(state)
         params, module_state = self.params(state), self.module_state(state)
-        with self.loss.mesh.around_plain_model(named=self.loss.under_mesh) as placed:
+        named, whole = self.loss.under_mesh, not per_microbatch(self.loss.whole)
+        with self.loss.mesh.around_plain_model(named=named, whole=whole) as placed:
             found = reference(self.loss.whole, *placed((params, module_state, batch)))
         return found[0], found[2]
 

@@ -8,7 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from octojax.cli.children import run_children
-from octojax.cli.read import expect_writable, read_profile, read_schedule
+from octojax.cli.read import (
+    AnyProfile,
+    expect_profile_of,
+    expect_writable,
+    read_profile,
+    read_schedule,
+)
 from octojax.ir import Schedule
 
 _MODEL = (
@@ -40,6 +46,7 @@ def command(
         str | None,
         typer.Option(help="Profile to simulate with (JSON); default: the plan is rehearsed here."),
     ] = None,
+    any_profile: AnyProfile = False,
     factor: Annotated[
         float, typer.Option(help="Name ranks so many times slower than expected.", min=1)
     ] = 1.2,
@@ -60,7 +67,9 @@ def command(
         )
     expect_writable(output)
     if profile is not None:
-        read_profile(profile)
+        costs = read_profile(profile)
+        if plan is not None:
+            expect_profile_of(plan, read_schedule(plan), costs, any_profile)
     planned = _ranks_of(plan)
     total = ranks or planned or max(2, processes)
     if planned not in (None, total):

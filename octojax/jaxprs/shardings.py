@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -58,7 +59,7 @@ def _evaluate(jaxpr: Any, values: Sequence[Any], axes: Axes | None) -> list[Any]
     known.update(zip(jaxpr.invars, values, strict=True))
 
     def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else known[atom]
+        return _unplaced(atom.val) if isinstance(atom, Literal) else known[atom]
 
     for eqn in jaxpr.eqns:
         results = apply(eqn, [read(atom) for atom in eqn.invars], axes)
@@ -71,7 +72,7 @@ def traced_anew(function: Callable[..., Any], axes: Axes | None = None) -> Calla
     derivative of a jaxpr that names a mesh. It may not close over values of a trace."""
 
     def run(*args: Any) -> Any:
-        closed, shapes = compat.trace(function, *args)
+        closed, shapes = compat.trace(function, *jax.tree.map(_shape, args))
         values = evaluate(closed, jax.tree.leaves(args), axes)
         return jax.tree.unflatten(jax.tree.structure(shapes), values)
 
@@ -188,11 +189,21 @@ def _again(body: Any, axes: Axes | None, end: Callable[[list[Any]], list[Any]] =
         return tuple(_again(one, axes, _whole(axes)) for one in body)
     if not names_mesh(body):
         return body
-    shapes = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=bool(getattr(a, "weak_type", False)))
-        for a in body.in_avals
-    ]
+    shapes = map(_shape, body.in_avals)
     return compat.trace(lambda *values: end(evaluate(body, values, axes)), *shapes)[0]
+
+
+def _shape(value: Any) -> jax.ShapeDtypeStruct:
+    """The type of a value, on no mesh."""
+    weak = bool(getattr(value, "weak_type", False))
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
+
+
+def _unplaced(value: Any) -> Any:
+    """A literal as NumPy has it: JAX's own remember the mesh under which they were written."""
+    if isinstance(value, jax.Array) or not hasattr(value, "dtype"):
+        return value
+    return value.item() if getattr(value, "weak_type", False) else np.asarray(value)
 
 
 def _whole(axes: Axes | None) -> Callable[[list[Any]], list[Any]]:

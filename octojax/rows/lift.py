@@ -81,6 +81,11 @@ class Lift:
         for scope, (eqn, _) in enumerate(paired.calls, 1):
             ends = zip(eqn.outvars, paired.bodies[scope].outvars, strict=True)
             self.calls.update((v, (scope, x)) for v, x in ends)
+        self.outside = {
+            v: x
+            for scope, (eqn, _) in enumerate(paired.calls, 1)
+            for v, x in zip(paired.bodies[scope].invars, eqn.invars, strict=True)
+        }
         self.stacks = _stacks(paired)
         self.known: dict[Var, Parts] = {}
         self.copies: dict[Var, Atom] = {}
@@ -96,7 +101,7 @@ class Lift:
         state = self.analysis.state(micro, whole)
         if state.fixed and not state.groups and not state.plain and not state.draws:
             return Parts(same=(Term(self.request(whole, micro), False),))
-        if not state.lumped:
+        if not state.lumped and not state.partial:
             return Parts(same=tuple(self._terms(micro, state)))
         if isinstance(micro, Literal):
             return Parts(own=micro)
@@ -105,17 +110,18 @@ class Lift:
         pair = self.pairs.get(micro)
         if pair is None:
             raise Misaligned(None, "of one row, a sum over rows is another operation")
-        if pair.name in ("scan", "cond") and state.added:
+        if pair.name in ("scan", "cond") and (state.added or state.partial):
             return self._of_loop(micro, whole, pair)
         states = self.analysis.operands(pair)
         linear = linear_operands(pair, states)
-        if not linear or any(s.groups for s in states):
+        if not linear or any(s.groups and not s.partial for s in states):
             return self._whole(micro, state)
         return self._of_linear(micro, pair, states)
 
     def _whole(self, micro: Atom, state: Rows) -> Parts:
         value = read(self.env, micro)
-        return Parts(added=value) if state.added and not state.own else Parts(own=value)
+        adds = (state.added or state.partial) and not state.own
+        return Parts(added=value) if adds else Parts(own=value)
 
     # ------------------------------------------------------------------ linear equations
 
@@ -125,7 +131,8 @@ class Lift:
             parts = [self(a, b) for a, b in ends]
             fixed: dict[int, Atom] = {}
         else:
-            coefficient = {k for k, s in enumerate(states) if not s.lumped or s.fixed}
+            sums = [s.lumped or s.partial for s in states]
+            coefficient = {k for k, s in enumerate(states) if not sums[k] or s.fixed}
             if pair.name == "select_n":
                 coefficient &= {0}
             if len(coefficient) == len(ends):
@@ -252,7 +259,7 @@ class Lift:
 
     def _of_call(self, micro: Var, whole: Atom, state: Rows) -> Parts:
         value = read(self.env, micro)
-        if not state.added:
+        if not state.added and not state.partial:
             return Parts(own=value)
         scope, _ = self.calls[micro]
         eqn, _ = self.analysis.paired.calls[scope - 1]
@@ -302,9 +309,10 @@ class Lift:
         Raises `_Unknown` if different summands have different ones.
         """
         state = analysis.state(micro, whole)
-        if state.each or (state.groups and not state.lumped):
+        if state.each or (state.groups and not state.partial):
             return ()
-        if not state.added or state.own or isinstance(micro, Literal):
+        sums = state.added or state.partial
+        if not sums or state.own or isinstance(micro, Literal):
             raise _Unknown
         paired = analysis.paired
         inner = (
@@ -314,13 +322,16 @@ class Lift:
             _, atom = inner.calls[micro]
             return self._factors(atom, paired.whole_of(atom), analysis)
         pair = inner.pairs.get(micro)
-        if pair is None:
-            return ()  # a sum that comes in from outside
+        if pair is None:  # a sum that comes in from outside
+            outside = inner.outside.get(micro)
+            if outside is None:
+                return ()
+            return self._factors(outside, paired.whole_of(outside), analysis)
         if pair.name in ("scan", "cond"):
             return self._loop_factors(pair, micro, analysis, start)
         states = analysis.operands(pair)
         linear = linear_operands(pair, states)
-        if not linear or any(s.groups for s in states):
+        if not linear or any(s.groups and not s.partial for s in states):
             return ()
         ends = list(zip(pair.micro.invars, pair.whole.invars, strict=True))
         lumps = [k for k in linear if not Lift._strange(states[k])]
@@ -348,6 +359,7 @@ class Lift:
     ) -> tuple[Factor, ...]:
         at = list(pair.micro.outvars).index(micro)
         inners = analysis.inner[id(pair.micro)]
+        self._check_operands(pair, at, analysis)
         if pair.name == "cond":
             ends = [(i, i.paired.micro.outvars[at]) for i in inners]
             found = [
@@ -371,13 +383,25 @@ class Lift:
             for atom in sums[at]:
                 other = inner.paired.whole_of(atom)
                 state = inner.state(atom, other)
-                if over_rows and not state.lumped:
+                if over_rows and not state.lumped and not state.partial:
                     found.append(())
                 else:
                     found.append(self._factors(atom, other, inner))
         if not found or any(not _equal(f, found[0]) for f in found):
             raise _Unknown
         return found[0]
+
+    def _check_operands(self, pair: Pair, at: int, analysis: Analysis) -> None:
+        """Raises `_Unknown` if sums that a loop reads have coefficients already."""
+        states = analysis.operands(pair)
+        start = -1
+        if pair.name == "scan":
+            consts, carry = compat.scan_counts(pair.micro.params)
+            start = consts + at if at < carry else -1
+        for k, (a, b) in enumerate(zip(pair.micro.invars, pair.whole.invars, strict=True)):
+            sums = (states[k].lumped or states[k].partial) and not states[k].fixed
+            if sums and k != start and self._factors(a, b, analysis):
+                raise _Unknown
 
     def _scaled(self, value: Atom, factors: Sequence[Factor]) -> Atom:
         """The value with its microbatch's coefficients exchanged for the whole batch's."""

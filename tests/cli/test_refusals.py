@@ -4,7 +4,7 @@ import pytest
 
 import octojax
 from octojax.cli import COMMANDS, main
-from octojax.ir import LayerCost, Partition, Placement, Plan, Profile, Schedule
+from octojax.ir import LayerCost, Partition, Placement, Plan, Prediction, Profile, Schedule
 
 FILES = {
     "hello.json": '{"hello": 1}',
@@ -23,6 +23,8 @@ def octopipe(capsys, tmp_path, monkeypatch):
     Plan(Partition((1, 1)), Placement.sequential(2), schedule).save("plan.json")
     for name, text in FILES.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
+    tuned = Prediction("q", Profile("q", (LayerCost("y", 1.0, 1.0, 1.0),) * 3).fingerprint, 1.0)
+    Plan(Partition((1, 2)), Placement.sequential(2), schedule, prediction=tuned).save("tuned.json")
     for layers in (2, 3):
         Profile("p", (LayerCost("x", 1.0, 1.0, 1.0),) * layers).save(f"profile{layers}.json")
 
@@ -62,6 +64,11 @@ def octopipe(capsys, tmp_path, monkeypatch):
         ("emulate trace.json --profile profile2.json", "trace.json is a trace; expected a plan"),
         ("tune hello.json", "hello.json is no file of octopipe's (it has 'hello'), and lacks"),
         ("tune timeline.json", "timeline.json is a timeline, and lacks its list of 'layers'"),
+        ("run json:loads --plan tuned.json --profile profile3.json", "is of another model"),
+        ("simulate tuned.json --profile profile3.json", "is of another model"),
+        ("lower tuned.json --profile profile3.json", "is of another model"),
+        ("check tuned.json --profile profile3.json", "is of another model"),
+        ("emulate tuned.json --profile profile3.json", "is of another model"),
         ("launch none.py", "none.py does not exist; expected a Python script"),
         ("launch .", ". is a folder; expected a Python script"),
         ("launch table.csv -n 0", "--processes"),
