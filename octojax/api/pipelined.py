@@ -1,6 +1,7 @@
 """A loss cut into a pipeline: the core under `compile` and `value_and_grad`."""
 
 import platform
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,11 +28,11 @@ from octojax.api.planning import (
 )
 from octojax.api.report import unit_bytes
 from octojax.api.state_layout import Held, StateLayout, check_alive, fresh
-from octojax.api.structure import leaves_like
+from octojax.api.structure import leaves_like, refuse_packed
 from octojax.api.tuning import tuned_plan
 from octojax.api.whole_batch import WholeBatch, leaves_without_rows
 from octojax.costs import Device, estimate
-from octojax.errors import PlanError
+from octojax.errors import GradientWarning, LossError, PlanError
 from octojax.executor.engine import Engine, Results
 from octojax.executor.kept_memory import keep_memory
 from octojax.executor.lower import Lowered, lower
@@ -54,6 +55,7 @@ from octojax.programs.recipe import raw, stored, unstored
 from octojax.simulate.durations import durations
 from octojax.stages.differentiate import differentiate
 from octojax.stages.fingerprint import fingerprint, portable
+from octojax.stages.put_in import put_in_units
 from octojax.stages.program import Ref, Role, Stage
 from octojax.trace import Leaves, path_name
 
@@ -87,6 +89,7 @@ class PipelinedLoss:
         optimizer: optax.GradientTransformation | None = None,
     ) -> None:
         self.pure, self.options = pure, options
+        refuse_packed(pure.params)
         if options.keep_memory and jax.default_backend() == "cpu":
             keep_memory()
         table = given_schedule(options)
@@ -116,6 +119,7 @@ class PipelinedLoss:
         self.staged: StagedLoss = self._cut(layered)
         self.stages: tuple[tuple[Stage, ...], ...] = self._stages()
         self._check_state()
+        self._warn_of_put_in()
         self.lowered: Lowered = self._lower(self.schedule)
         self._warn_of_copies()
         self.calls = StepThread(self.timeout_s, 0.0 if several() else GRACE_S)
@@ -189,6 +193,25 @@ class PipelinedLoss:
                 f"to microbatch and would differ between the {self.mesh.data_size} devices of "
                 f"the data axis. Use a mesh without a data axis, or take the state out of the model"
             )
+
+    def _warn_of_put_in(self) -> None:
+        """Says once which gradients a rule makes of no cotangent, where several are added up."""
+        units, pieces = self.staged.units, self.batch.count * self.batch.shards
+        found = put_in_units(self.stages[0]) if pieces > 1 else frozenset()
+        if not found:
+            return
+        names = sorted({self.staged.traced.params.names[units[u].leaf] for u in found})
+        text = (
+            f"the gradients of {', '.join(names)} do not depend on the loss: a derivative rule "
+            f"(jax.custom_vjp) puts them in. Those of the {pieces} microbatches and shards of the "
+            f"batch are added up. If they are new values (fp8 scales and amax histories, which "
+            f"would be joined by max), return them as module state (state=) instead, or take one "
+            f"microbatch; if they are gradients of a mean, divide by the number of microbatches. "
+            f"See docs/exactness.md, State and custom gradients"
+        )
+        if self.options.strict:
+            raise LossError(text)
+        warnings.warn(GradientWarning(text), stacklevel=4)  # compile's or value_and_grad's caller
 
     def _warn_of_copies(self) -> None:
         """Warns if the ranks together hold clearly more than the model."""

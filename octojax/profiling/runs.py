@@ -11,6 +11,7 @@ from jax.extend.core import jaxpr_as_fun
 from octojax import compat
 from octojax.compat import Device
 from octojax.layers.cut import StagedLoss
+from octojax.programs.recipe import accumulator_dtype
 from octojax.stages.fingerprint import fingerprint
 from octojax.stages.program import Program, Ref, Role
 
@@ -128,7 +129,7 @@ def prepare(
     )
     device = values.device
     sums = tuple(
-        jax.device_put(jnp.zeros(a.shape, jnp.promote_types(a.dtype, jnp.float32)), device)
+        jax.device_put(jnp.zeros(a.shape, accumulator_dtype(a.dtype)), device)
         for ref, a in zip(program.writes, program.jaxpr.out_avals, strict=True)
         if ref.role is Role.PARAM_GRAD
     )
