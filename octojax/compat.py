@@ -251,9 +251,10 @@ def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
         settings = thread_settings()        under `jax.enable_x64(True)`, say
         with settings(): ...                in another thread: the same holds there
 
-    Covers every context manager of `jax.config`, `jax.make_user_context`, and those for meshes,
-    devices and metadata: JAX keeps each in a `Config` object whose local value belongs to one
-    thread, and offers no way to hand them on. Global values hold in every thread anyway.
+    Covers every context manager of `jax.config`, `jax.make_user_context`, and those for devices
+    and metadata: JAX keeps each in a `Config` object whose local value belongs to one thread, and
+    offers no way to hand them on. Global values hold in every thread anyway. The caller's mesh
+    stays with the caller: a rank's programs are compiled for the rank's own.
     """
     from jax._src import config
 
@@ -316,10 +317,50 @@ def _configs_of(num_named: int, num_in_context: int) -> Sequence[tuple[Any, Call
         for module in modules
         for name, value in vars(module).items()
         if isinstance(value, config.config_ext.Config)
-        and name.endswith(("_context_manager", "device_context"))
+        and name.endswith("_context_manager")
+        and "mesh" not in name
     ]
     unique = {id(x): x for x in (*named, *mine, *contexts)}
     return tuple((x, x.get_local) for x in unique.values())
+
+
+@contextlib.contextmanager
+def without_mesh() -> Iterator[Any]:
+    """Within it no mesh of the caller is in force. Yields the one that was: a `Mesh` of
+    `jax.set_mesh` or of `with mesh:`, an `AbstractMesh` of `use_abstract_mesh`, or None."""
+    from jax._src import mesh
+
+    meshes = (mesh.get_concrete_mesh(), mesh.thread_resources.env.physical_mesh)
+    before = [m for m in (*meshes, jax.sharding.get_abstract_mesh()) if not m.empty]
+    with jax.set_mesh(None):
+        yield before[0] if before else None
+
+
+def mesh_of(eqn: JaxprEqn) -> jax.sharding.AbstractMesh:
+    """The mesh that was in force when an equation was traced, which it remembers."""
+    context: Any = eqn.ctx
+    return context.cur_abstract_mesh
+
+
+def bind_here(eqn: JaxprEqn, values: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
+    """The results of an equation with other parameters: under its own settings and source line,
+    as in `eval_jaxpr`, but under the mesh that is in force now."""
+    from jax._src import mesh, source_info_util
+
+    config: Any = getattr(mesh, "abstract_mesh_context_manager", None)  # 0.12
+    if config is None:
+        from jax._src.config import abstract_mesh_context_manager as config
+    source: Any = eqn.source_info
+    stack = source_info_util.current_name_stack() + source.name_stack
+    here = config.get_local()
+    primitive, context = eqn.primitive, eqn.ctx
+    with source_info_util.user_context(source.traceback, name_stack=stack), context.manager:
+        traced = config.swap_local(here)
+        try:
+            results = primitive.bind(*values, **primitive.get_bind_params(dict(params)))
+        finally:
+            config.set_local(traced)
+    return list(results) if primitive.multiple_results else [results]
 
 
 def jit_enabled() -> contextlib.AbstractContextManager[None]:

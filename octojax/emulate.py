@@ -19,16 +19,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from octojax.executor.instructions import Do, Instruction, RankProgram, StepProgram
+from octojax.executor.instructions import Do, Operation, RankProgram, StepProgram
 from octojax.executor.lower import lower
 from octojax.executor.record import Span, TransferClock, action_spans, measured
 from octojax.executor.run import RankThreads, bind, run_recorded
 from octojax.executor.stop import Stop
 from octojax.executor.transport import Transport
 from octojax.executor.transports import transport
-from octojax.ir import Action, ActionSpan, Kind, Plan, Profile, Timeline, parse_action
+from octojax.executor.wiring import wiring_of
+from octojax.ir import Action, ActionSpan, Kind, Plan, Profile, Run, Timeline, parse_item
 from octojax.ir.verify import verify
 from octojax.mesh import PipelineMesh, pipeline_mesh
+from octojax.passes import lowered
 from octojax.processes import barrier, everyone
 from octojax.simulate import StageCosts
 from octojax.simulate.durations import durations
@@ -77,7 +79,7 @@ def emulate(
     mesh = mesh or pipeline_mesh(num_ranks=plan.num_ranks)
     sizes = [max(1, round(float(b) / 4)) for b in costs.output_bytes]
     seconds = durations(plan, profile, scale)
-    step = _lowered(plan, sizes, seconds)
+    step = _lowered(plan, profile, sizes, seconds)
     values = [[_payload(sizes, t.kind, t.stage, mesh, t.target)] for t in step.transfers]
     moves = transport(transport_name, timeout)(step.transfers, values, mesh)
     local = [step.ranks[r] for r in mesh.local_ranks]
@@ -149,16 +151,16 @@ def _payload(
 def _sleeping(
     program: RankProgram, seconds: Callable[[Action], float]
 ) -> tuple[RankProgram, list[Callable[..., Any]]]:
-    """Returns the rank's program with a recipe of its own per action, each a sleep."""
+    """Returns the rank's program with a recipe of its own per unit, each a sleep."""
     sleeps: list[Callable[..., Any]] = []
-    body: list[Instruction] = []
-    for instruction in program.body:
-        if instruction.do is Do.RUN:
-            sleeps.append(partial(_sleep, seconds(parse_action(instruction.name))))
-            instruction = replace(instruction, target=len(sleeps) - 1, reads=(), writes=())
-        elif instruction.do is Do.SEND:
-            instruction = replace(instruction, reads=())
-        body.append(instruction)
+    body: list[Operation] = []
+    for operation in program.body:
+        if isinstance(operation.of, Run):
+            sleeps.append(partial(_sleep, sum(map(seconds, operation.of.actions))))
+            operation = replace(operation, target=len(sleeps) - 1, reads=(), writes=())
+        elif operation.do is Do.SEND:
+            operation = replace(operation, reads=())
+        body.append(operation)
     return replace(program, body=tuple(body)), sleeps
 
 
@@ -179,7 +181,7 @@ def _joined(
     joined = TransferClock()
     for text in everyone(json.dumps(mine), "recorded step"):
         theirs = json.loads(text)
-        actions += [ActionSpan(r, parse_action(i), b, e) for r, i, b, e in theirs["actions"]]
+        actions += [ActionSpan(r, parse_item(i), b, e) for r, i, b, e in theirs["actions"]]
         for number, begin, end in theirs["transfers"]:
             joined.note(number, begin, end)
     return actions, joined.spans
@@ -189,13 +191,17 @@ def _joined(
 
 
 def _lowered(
-    plan: Plan, sizes: Sequence[int], seconds: Callable[[int, Action], float]
+    plan: Plan,
+    profile: Profile,
+    sizes: Sequence[int],
+    seconds: Callable[[int, Action], float],
 ) -> StepProgram:
     stages = tuple(_stage(s, plan.num_stages, sizes, r) for s, r in enumerate(plan.recomputes))
     every = [stages] * plan.num_microbatches
-    return lower(
-        plan.schedule, every, plan.num_stages, fingerprint, [], join=False, seconds=seconds
-    ).step
+    passes = "ownership" if plan.schedule.has_transfers else "transfers,reorder,ownership"
+    wiring = wiring_of(every, plan.num_stages)
+    table = lowered(plan, passes, wiring=wiring, costs=profile)
+    return lower(table, every, fingerprint, [], seconds).step
 
 
 def _stage(index: int, count: int, sizes: Sequence[int], recompute: bool) -> Stage:

@@ -54,7 +54,7 @@ class NonFiniteError(ExecutionError, FloatingPointError):
 
 
 class GradientWarning(UserWarning):
-    """A derivative rule makes gradients that do not depend on the loss: microbatches add them up."""
+    """A derivative rule makes gradients whatever the loss is, and microbatches add them up."""
 
 
 class RowsWarning(UserWarning):

@@ -1,19 +1,33 @@
 """The devices of a pipeline: which of them form which rank."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import (
+    AbstractMesh,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
 
+from octojax import compat
 from octojax.errors import MeshError
 
 DATA_AXIS = "data"
 """The one mesh axis that octojax handles itself: batch rows are spread over it, and gradients
 are summed over it once per step. Any further axis is left to XLA's automatic partitioning."""
+
+ONE_DEVICE = (
+    "JAX has one device here, so this pipeline has one rank: it computes the same, and overlaps "
+    "nothing. On CPU, ask for more before using JAX: jax.config.update('jax_num_cpu_devices', 4), "
+    "or start the script with `octopipe launch -n 4`. Pass mesh= with one device if that is meant"
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +76,47 @@ class PipelineMesh:
         """Devices that share a rank's batch rows; 1 without a data axis."""
         return self.mesh.shape.get(DATA_AXIS, 1)
 
+    @property
+    def has_further_axes(self) -> bool:
+        """Whether there are axes for XLA beside those that the pipeline handles."""
+        return bool(set(self.mesh.axis_names) - {self.axis, DATA_AXIS})
+
+    @cached_property
+    def model_mesh(self) -> AbstractMesh:
+        """What is in force while the model is traced, for all ranks alike: every axis is XLA's,
+        and the data axis has size 1, as the model sees the rows of one data shard."""
+        devices, names = self.mesh.devices, self.mesh.axis_names
+        if DATA_AXIS in names:
+            devices = np.take(devices, [0], axis=names.index(DATA_AXIS))
+        return Mesh(devices, names).abstract_mesh
+
+    @contextmanager
+    def in_force(self, *, named: bool) -> Iterator[None]:
+        """Within it a model is traced, whatever mesh the caller has set. It may name axes if the
+        mesh has any beside those of the pipeline, or if the caller had one (`named`)."""
+        with compat.without_mesh():
+            if not named and not self.has_further_axes:
+                yield
+                return
+            with jax.sharding.use_abstract_mesh(self.model_mesh):
+                yield
+
+    @contextmanager
+    def around_plain_model(self, *, named: bool, whole: bool) -> Iterator[Callable[[Any], Any]]:
+        """Within it the model runs without a pipeline, and may name axes as in `in_force`, or
+        does (unless `whole`) what was traced there, on one device. Yields what places arguments."""
+        with compat.without_mesh():
+            if not named and not self.has_further_axes:
+                yield lambda values: values
+                return
+            if not whole:
+                one = self.ranks[self.local_ranks[0]].devices[0]
+                yield lambda values: jax.device_put(values, SingleDeviceSharding(one))
+                return
+            everywhere = NamedSharding(self.mesh, PartitionSpec())
+            with jax.set_mesh(self.mesh):
+                yield lambda values: jax.device_put(values, everywhere)
+
     @cached_property
     def ranks(self) -> "tuple[Rank, ...]":
         position = self.mesh.axis_names.index(self.axis)
@@ -107,6 +162,13 @@ class Rank:
     def data_size(self) -> int:
         return self.mesh.shape.get(DATA_AXIS, 1)
 
+    @property
+    def automatic_axes(self) -> frozenset[str]:
+        """The axes over which XLA spreads what the model says: not the data axis, which is
+        manual, where it has more than one device."""
+        handled = {DATA_AXIS} if self.data_size > 1 else set()
+        return frozenset(self.mesh.axis_names) - handled
+
     def sharding(self, spec: PartitionSpec | None = None) -> jax.sharding.Sharding:
         """Returns where values of this rank live: replicated over it unless `spec` says else."""
         if len(self.devices) == 1:
@@ -120,7 +182,7 @@ class Rank:
     @cached_property
     def along_data(self) -> jax.sharding.Sharding:
         """Axis 0 spread over the data axis."""
-        return self.sharding(PartitionSpec(DATA_AXIS if self.data_size > 1 else None))
+        return self.sharding(PartitionSpec(DATA_AXIS) if self.data_size > 1 else None)
 
 
 def pipeline_mesh(
@@ -142,7 +204,7 @@ def pipeline_mesh(
                 f"mesh is of type {type(mesh).__name__}, expected a jax.sharding.Mesh with an axis "
                 f"{axis!r}, such as jax.make_mesh((2,), ({axis!r},))"
             )
-        found = PipelineMesh(mesh, axis)
+        found = PipelineMesh(Mesh(mesh.devices, mesh.axis_names), axis)
         return found if num_ranks is None else found.take(num_ranks)
     at_hand = list(jax.devices() if devices is None else devices)
     wanted = len(at_hand) if num_ranks is None else num_ranks

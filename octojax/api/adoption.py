@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
+from octojax.api.opt_state import opt_state_of
 from octojax.api.origin import Origin, optimizer_text
 
 if TYPE_CHECKING:
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
 def adopt(step: "TrainStep", state: "TrainState", reset_optimizer: bool) -> "TrainState":
     """Returns `state` as `step` holds it; see `TrainStep.adopt`."""
     origin = state.origin
-    layout, form = origin.layout, origin.optimizer
-    if layout is None or form is None:
+    layout, update = origin.layout, origin.optimizer
+    if layout is None or update is None:
         raise ValueError(
             "this training state was pickled, and does not know any more how it lies on its "
             "devices. Adopt it in the process that made it, or use step.save and step.restore"
@@ -25,7 +26,7 @@ def adopt(step: "TrainStep", state: "TrainState", reset_optimizer: bool) -> "Tra
     held = step.loss.place(params, module_state)
     if reset_optimizer:
         return step.renewed(held, step.first_opt_state(held), state.step)
-    tree = step.optimizer_form.from_user(form.to_user(state.opt_state, layout))
+    tree = opt_state_of(update, state.opt_state, layout)
     return step.renewed(held, step.update.scatter(tree), state.step)
 
 
@@ -33,7 +34,7 @@ def _check_optimizer(mine: Origin, theirs: Origin) -> None:
     """Raises `ValueError` unless the optimizers keep the same leaves and compute alike."""
     assert mine.optimizer is not None
     assert theirs.optimizer is not None
-    texts = optimizer_text(theirs.optimizer.plan), optimizer_text(mine.optimizer.plan)
+    texts = optimizer_text(theirs.optimizer), optimizer_text(mine.optimizer)
     old, new = _leaves(theirs), _leaves(mine)
     if texts[0] == texts[1] and old == new:
         return
@@ -52,5 +53,5 @@ def _check_optimizer(mine: Origin, theirs: Origin) -> None:
 
 def _leaves(origin: Origin) -> dict[str, str]:
     assert origin.optimizer is not None
-    paths = jax.tree_util.tree_leaves_with_path(origin.optimizer.shapes)
+    paths = jax.tree_util.tree_leaves_with_path(origin.optimizer.state_shapes)
     return {jax.tree_util.keystr(p): f"{x.dtype}{list(x.shape)}" for p, x in paths}

@@ -46,10 +46,7 @@ def optimizer_facts(plan: UpdatePlan) -> dict[str, str]:
 
 def _programs(distributed: Distributed) -> str:
     return " ".join(
-        portable(program.jaxpr)
-        for phase in distributed.phases
-        for program in phase.programs
-        if program is not None
+        portable(program.jaxpr) for phase in distributed.phases for program in phase.every_program
     )
 
 
@@ -57,8 +54,8 @@ def _numbers(distributed: Distributed) -> str:
     """The scalars in the programs, each once: learning rates, decays."""
     found: dict[str, None] = {}
     for phase in distributed.phases:
-        for program in phase.programs:
-            for eqn in () if program is None else program.jaxpr.jaxpr.eqns:
+        for program in phase.every_program:
+            for eqn in program.jaxpr.jaxpr.eqns:
                 for atom in eqn.invars:
                     value = getattr(atom, "val", None)
                     if value is not None and np.ndim(value) == 0:

@@ -36,9 +36,10 @@ def value_and_grad(
     Parameters are copied to their ranks in every call; a training loop of one's own that wants
     them to stay there uses `octopipe.compile`.
     """
-    with call("compile"), compat.jit_enabled():
+    with call("compile"), compat.jit_enabled(), compat.without_mesh() as callers:
         pure = adapt(params, loss_fn)
-        loss = PipelinedLoss(pure, batch, options_of(model or params, **options), mesh)
+        chosen = options_of(model or params, **options)
+        loss = PipelinedLoss(pure, batch, chosen, mesh, callers=callers)
         _ = loss.trainer
     return PipelinedGradient(loss, loss_fn, has_aux)
 

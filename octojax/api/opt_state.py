@@ -1,67 +1,58 @@
-"""The optimizer state between the ranks, which hold it leaf by leaf, and the user's tree."""
+"""The optimizer state as the user's tree, and hyperparameters inside it by name."""
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping
 from typing import Any
 
 import jax
-import optax
+import jax.numpy as jnp
 
 from octojax.api.state_layout import StateLayout
-from octojax.checkpoint import join_layers, split_layers
-from octojax.trace import Leaves
-from octojax.update import UpdatePlan
+from octojax.update import OptState, UpdatePlan, gather_state
 
 
-@dataclass(frozen=True)
-class OptimizerForm:
-    """How an optimizer state looks to the user, and on the ranks of one step.
+def opt_state_of(plan: UpdatePlan, opt_state: OptState, layout: StateLayout) -> Any:
+    """Returns the tree that `optimizer.init(params)` makes, of what the ranks hold, in every
+    process. All processes call this."""
+    return gather_state(plan, opt_state, None if layout.share is None else layout.from_owner)
 
-    `whole` are the shapes of `optimizer.init(params)`. Where the optimizer keeps for a stacked
-    leaf something else than the stack of what it keeps for its layers (factored second moments
-    may), the user's tree has the layers' own.
+
+def with_hyperparams(opt_state: Any, values: Mapping[str, Any]) -> Any:
+    """Returns an optimizer state with hyperparameters of `optax.inject_hyperparams` set.
+
+    Every part of the state with a dict `hyperparams` that has the name gets the value, cast to
+    the type that is there. Raises `ValueError` naming the hyperparameters that no part has, with
+    those that there are, and those that a schedule sets anew in every step.
     """
+    parts: list[Any] = [x for x in jax.tree.leaves(opt_state, is_leaf=_injected) if _injected(x)]
+    known = sorted({name for part in parts for name in part.hyperparams})
+    missing = sorted(set(values) - set(known))
+    if missing:
+        there = f"it has {', '.join(known)}" if known else "it has none"
+        raise ValueError(
+            f"the optimizer state has no hyperparameter {', '.join(missing)}: {there}. Wrap the "
+            f"optimizer, as in optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3)"
+        )
 
-    plan: UpdatePlan
-    whole: Any
+    scheduled = {n for x in parts for n in getattr(x, "hyperparams_states", ())} & set(values)
+    if scheduled:
+        raise ValueError(
+            f"a schedule sets {', '.join(sorted(scheduled))} anew in every step, so that another "
+            f"value would be lost; give the optimizer a number in the place of the schedule"
+        )
 
-    @cached_property
-    def shapes(self) -> Any:
-        """The user's tree, of shapes."""
-        return self.whole if self._stacks else self._sliced
+    def replace(part: Any) -> Any:
+        if not _injected(part):
+            return part
+        new = {
+            name: jnp.broadcast_to(jnp.asarray(values[name], old.dtype), old.shape)
+            if name in values
+            else old
+            for name, old in part.hyperparams.items()
+        }
+        return part._replace(hyperparams=new)
 
-    @cached_property
-    def _sliced(self) -> Any:
-        return self.plan.state_tree.unflatten(self.plan.state_avals)
-
-    @cached_property
-    def _stacks(self) -> bool:
-        try:
-            join_layers(self._sliced, self.whole)
-        except ValueError:
-            return False
-        return True
-
-    def to_user(self, opt_state: Any, layout: StateLayout) -> Any:
-        """Returns the user's tree of what the ranks hold, in every process."""
-        plan, leaves = self.plan, []
-        at = {rank: {k: i for i, k in enumerate(plan.state_leaves(rank))} for rank in layout.here}
-        for k, (owner, aval) in enumerate(zip(plan.state_owners, plan.state_avals, strict=True)):
-            rank = layout.here[0] if owner is None else owner  # every rank has its own copy
-            mine = opt_state[rank]
-            value = None if mine is None else mine[at[rank][k]]
-            leaves.append(value if owner is None else layout.from_owner(value, rank, aval))
-        gathered = plan.state_tree.unflatten(leaves)
-        return join_layers(gathered, self.whole) if self._stacks else gathered
-
-    def from_user(self, tree: Any) -> Any:
-        """Returns the tree that `Update.scatter` takes."""
-        return split_layers(tree, self._sliced) if self._stacks else tree
+    return jax.tree.map(replace, opt_state, is_leaf=_injected)
 
 
-def optimizer_form(
-    plan: UpdatePlan, optimizer: optax.GradientTransformation, params: Leaves
-) -> OptimizerForm:
-    """Returns the form of the optimizer's state for the user's tree of parameters."""
-    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in params.avals]
-    return OptimizerForm(plan, jax.eval_shape(optimizer.init, params.unflatten(shapes)))
+def _injected(part: Any) -> bool:
+    return isinstance(getattr(part, "hyperparams", None), dict) and hasattr(part, "_replace")

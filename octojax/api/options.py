@@ -40,6 +40,10 @@ class Options:
     `keep_memory`: on CPU with glibc the whole process keeps freed memory for later steps, which
     makes them up to a third faster, and never becomes smaller again; see
     `octojax.executor.kept_memory`. False leaves the allocator as it is.
+    `passes` say how the plan is lowered: text such as "split,transfers,join,reorder,ownership", or
+    a list of such text, `octojax.passes`, and callables of one's own that take a plan and return
+    one. Without, they are those of `octojax.passes.pipeline.DEFAULT`; a table with SEND and RECV is
+    run in the order in which it is written.
     `compiler_options` go to XLA for every stage program, as those of `jax.jit` do.
     """
 
@@ -55,6 +59,7 @@ class Options:
     schedule_options: dict[str, Any] = field(default_factory=dict)
     profile: Profile | None = None
     tune_seconds: float = 10.0
+    passes: Any = None
     compiler_options: dict[str, Any] = field(default_factory=dict)
     rows: tuple[str, ...] | str | None = None
     shared: tuple[str, ...] | str | None = None

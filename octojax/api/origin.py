@@ -9,18 +9,10 @@ from typing import Any
 from jax.extend.core import Literal
 
 from octojax import compat
-from octojax.api.opt_state import OptimizerForm
 from octojax.api.pipelined import PipelinedLoss
 from octojax.api.state_layout import StateLayout
 from octojax.jaxprs.count import sub_jaxprs
 from octojax.update import UpdatePlan
-
-_MOVES = frozenset(
-    {"broadcast_in_dim", "bitcast_convert_type", "concatenate", "convert_element_type", "copy"}
-    | {"custom_jvp_call", "dynamic_slice", "dynamic_update_slice", "gather", "jit", "ne", "pad"}
-    | {"pjit", "reshape", "scatter", "slice", "split", "squeeze", "stop_gradient", "transpose"}
-)
-"""Operations that only move values; how many there are depends on the plan."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +26,7 @@ class Origin:
 
     facts: tuple[tuple[str, str], ...]
     layout: StateLayout | None = field(compare=False, repr=False)
-    optimizer: OptimizerForm | None = field(compare=False, repr=False)
+    optimizer: UpdatePlan | None = field(compare=False, repr=False)
 
     def differences(self, other: "Origin") -> str:
         """Says in which facts this origin differs from that of a state."""
@@ -56,17 +48,16 @@ class Origin:
         return Origin, (self.facts, None, None)
 
 
-def origin_of(loss: PipelinedLoss, optimizer: OptimizerForm) -> Origin:
+def origin_of(loss: PipelinedLoss, update: UpdatePlan) -> Origin:
     """Returns the origin of the states of a step."""
-    update = optimizer.plan
-    leaves = _digest(map(str, (*update.state_names, *update.state_avals, *update.state_owners)))
+    leaves = _digest(map(str, (*update.state_names, *update.state_avals, *update.state_layouts)))
     facts = (
         ("model", _model(loss)),
         ("plan", _plan(loss)),
         ("optimizer", f"{optimizer_text(update)}, {len(update.state_avals)} leaves ({leaves})"),
         ("devices", _devices(loss)),
     )
-    return Origin(facts, loss.layout, optimizer)
+    return Origin(facts, loss.layout, update)
 
 
 def _model(loss: PipelinedLoss) -> str:
@@ -87,11 +78,7 @@ def _plan(loss: PipelinedLoss) -> str:
     from them and the order of transfers."""
     units = [f"{unit.leaf} {unit.index}" for unit in loss.staged.units]
     kinds = [f"{leaf.kind} {leaf.stage}" for leaf in loss.staged.state]
-    copies = [
-        f"{t.target} {[v.index for v in t.values]}"
-        for t in loss.lowered.step.transfers
-        if t.kind == "P"
-    ]
+    copies = [f"{t.target} {list(t.parts)}" for t in loss.lowered.step.transfers if t.kind == "P"]
     lies = _digest([*units, *kinds, str(loss.owners), *copies])
     return f"partition {loss.plan.partition} on ranks {loss.plan.placement} (leaves {lies})"
 
@@ -104,9 +91,7 @@ def _devices(loss: PipelinedLoss) -> str:
 def optimizer_text(update: UpdatePlan) -> str:
     """Names an optimizer by the records in its state and the operations of its update."""
     records = dict.fromkeys(re.findall(r"namedtuple\[(\w+)\]", str(update.state_tree)))
-    programs = (p for phase in update.update.phases for p in phase.programs if p is not None)
-    operations = {name for p in programs for name in _operations(p.jaxpr.jaxpr)} - _MOVES
-    return f"{', '.join(records) or 'without records'} (operations {_digest(sorted(operations))})"
+    return f"{', '.join(records) or 'without records'} (operations {_digest(update.operations)})"
 
 
 def _wiring(jaxpr: Any) -> Iterator[str]:
@@ -131,13 +116,6 @@ def _wiring(jaxpr: Any) -> Iterator[str]:
         bind(eqn.outvars)
     yield "outputs"
     yield from read(jaxpr.outvars)
-
-
-def _operations(jaxpr: Any) -> Iterable[str]:
-    for eqn in jaxpr.eqns:
-        yield eqn.primitive.name
-        for inner in sub_jaxprs(eqn):
-            yield from _operations(inner)
 
 
 def _digest(parts: Iterable[str]) -> str:

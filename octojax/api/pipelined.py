@@ -2,7 +2,7 @@
 
 import platform
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -12,13 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend.core import jaxpr_as_fun
+from jax.sharding import Mesh
 
 from octojax import compat
 from octojax.api.agreement import REMEDY, Stamp, constant_facts, value_facts
 from octojax.api.copies import find_copies, warn_of_copies
+from octojax.api.mesh_faults import explained
 from octojax.api.options import Options
 from octojax.api.planning import (
+    check_recompute,
     choose_schedule,
     given_schedule,
     layers_wanted,
@@ -41,13 +43,15 @@ from octojax.executor.recorded import Recorder
 from octojax.executor.share import Share
 from octojax.executor.step_thread import GRACE_S, StepThread
 from octojax.executor.transports import transport
-from octojax.executor.work import forwards_only
+from octojax.executor.wiring import wiring_of
 from octojax.frontends import PureLoss
-from octojax.ir import Action, Plan, Schedule
+from octojax.ir import Cargo, LoweredPlan, Plan, Schedule
+from octojax.jaxprs.shardings import check_shardings, evaluate
 from octojax.layers.cut import StagedLoss, cut_stages
 from octojax.layers.find import LayeredLoss, find_layers
 from octojax.layers.state import StateKind
-from octojax.mesh import PipelineMesh, pipeline_mesh
+from octojax.mesh import DATA_AXIS, ONE_DEVICE, PipelineMesh, pipeline_mesh
+from octojax.passes import Pipeline
 from octojax.processes import agree, busy, several, step_timeout_s
 from octojax.programs.build import compile_all
 from octojax.programs.microbatch import Microbatches, plan_microbatches
@@ -55,8 +59,8 @@ from octojax.programs.recipe import raw, stored, unstored
 from octojax.simulate.durations import durations
 from octojax.stages.differentiate import differentiate
 from octojax.stages.fingerprint import fingerprint, portable
-from octojax.stages.put_in import put_in_units
 from octojax.stages.program import Ref, Role, Stage
+from octojax.stages.put_in import put_in_units
 from octojax.trace import Leaves, path_name
 
 TYPICAL = Device(flops_per_s=1e12, bandwidth_bytes_per_s=3e10)
@@ -75,6 +79,8 @@ class PipelinedLoss:
     """`pure` cut into stages by a plan, for batches like `batch`. Compiles on first use.
 
     A tuned plan (`schedule="auto"`) counts the state of `optimizer` in every rank's memory.
+    `callers` is the mesh that the caller has in force: the model may then name axes, and it is
+    the default of `mesh` if it has the pipeline's axis.
 
     Raises before anything is launched: `MeshError`, `PlanError`, `ScheduleError`, `CutError`,
     `LossError` or `ValueError`, each with the numbers and the remedy.
@@ -87,14 +93,41 @@ class PipelinedLoss:
         options: Options,
         mesh: Any = None,
         optimizer: optax.GradientTransformation | None = None,
+        *,
+        callers: Any = None,
     ) -> None:
-        self.pure, self.options = pure, options
+        self.pure, self.options, self.under_mesh = pure, options, callers is not None
         refuse_packed(pure.params)
         if options.keep_memory and jax.default_backend() == "cpu":
             keep_memory()
         table = given_schedule(options)
         ranks = ranks_wanted(options) if mesh is None else None
+        if mesh is None and isinstance(callers, Mesh) and options.axis in callers.axis_names:
+            mesh = callers
         self.mesh: PipelineMesh = pipeline_mesh(mesh, options.axis, ranks)
+        if mesh is None and ranks is None and self.mesh.num_ranks == 1:
+            warnings.warn(ONE_DEVICE, stacklevel=3)
+        with self.mesh.in_force(named=self.under_mesh):
+            self._plan(pure, batch, options, table, optimizer)
+        self._warn_of_put_in()
+        self._warn_of_copies()
+        self.calls = StepThread(self.timeout_s, 0.0 if several() else GRACE_S)
+        self.compilations = 0
+        self._zero_gradients: dict[int, jax.Array] = {}
+        self.facts: dict[str, str] = {}  # what else the processes must have alike
+        self._compared = False  # whether a batch has been, thoroughly
+
+    # ------------------------------------------------------------------ cutting
+
+    def _plan(
+        self,
+        pure: PureLoss,
+        batch: Any,
+        options: Options,
+        table: Schedule | None,
+        optimizer: optax.GradientTransformation | None,
+    ) -> None:
+        """Traces, plans, cuts and differentiates, all under the mesh that the model sees."""
         count = options.microbatches or (table.num_microbatches if table is not None else 1)
         paths, self.batch_tree = jax.tree_util.tree_flatten_with_path(batch)
         names = [path_name(path) or "the batch" for path, _ in paths]
@@ -105,34 +138,39 @@ class PipelinedLoss:
             self.mesh.data_size,
             shared=leaves_without_rows(names, [np.ndim(leaf) for _, leaf in paths], options),
         )
-        self.whole = WholeBatch(pure, self.given, self.batch_tree, options)
+        axes = self.mesh.mesh.axis_names
+        with explained(axes):
+            self.whole = WholeBatch(pure, self.given, self.batch_tree, options)
+        first = self.whole.first
+        for part in filter(None, (first.traced.flat, first.evaluate)):
+            check_shardings(part, axes, (self.mesh.axis, DATA_AXIS))
         self.whole.check()
         self.batch: Microbatches = self.whole.batch
         if options.schedule == "auto" and options.plan is None:
             refuse_with_auto(options)
             plan = tuned_plan(pure, self.given, self.batch_tree, self.mesh, options, optimizer)
             self.options = options = replace(options, plan=plan)
-        self.schedule: Schedule = choose_schedule(options, self.mesh.num_ranks, count)
+        table = choose_schedule(options, self.mesh.num_ranks, count)
+        self._min_layers = layers_wanted(options, table)
         self._layered = layered = self._layers(0)
-        self.plan: Plan = make_plan(options, self.schedule, layered.graph)
+        plan = make_plan(options, table, layered.graph)
+        costs = options.profile or estimate(layered, TYPICAL)
+        pipeline = Pipeline.of(options.passes, plan, costs=costs)
+        self.plan: Plan = pipeline.on_plan(plan)
+        check_recompute(self.plan)
         self.layers = layered.graph
         self.staged: StagedLoss = self._cut(layered)
         self.stages: tuple[tuple[Stage, ...], ...] = self._stages()
         self._check_state()
-        self._warn_of_put_in()
-        self.lowered: Lowered = self._lower(self.schedule)
-        self._warn_of_copies()
-        self.calls = StepThread(self.timeout_s, 0.0 if several() else GRACE_S)
-        self.compilations = 0
-        self._zero_gradients: dict[int, jax.Array] = {}
-        self.facts: dict[str, str] = {}  # what else the processes must have alike
-        self._compared = False  # whether a batch has been, thoroughly
+        wiring = wiring_of(self.stages, len(self.staged.units))
+        self.lowered: Lowered = self._lower(pipeline.lower(self.plan, wiring))
 
-    # ------------------------------------------------------------------ cutting
+    @property
+    def schedule(self) -> Schedule:
+        return self.plan.schedule
 
-    def _layers(self, microbatch: int, min_layers: int | None = None) -> LayeredLoss:
-        traced = self.whole.traced(microbatch)
-        return find_layers(traced, min_layers or layers_wanted(self.options, self.schedule))
+    def _layers(self, microbatch: int) -> LayeredLoss:
+        return find_layers(self.whole.traced(microbatch), self._min_layers)
 
     def _cut(self, layered: LayeredLoss) -> StagedLoss:
         ranks = [min(ranks) for ranks in self.plan.placement.stages]
@@ -221,20 +259,10 @@ class PipelinedLoss:
         copies = find_copies(names, sizes, self.lowered.step.holders, self.stages[0], placed)
         warn_of_copies(copies, sum(sizes), stacklevel=4)  # compile's or value_and_grad's caller
 
-    def _lower(self, schedule: Schedule) -> Lowered:
-        return lower(
-            schedule,
-            self.stages,
-            len(self.staged.units),
-            fingerprint,
-            self.batch.layouts,
-            seconds=self._seconds,
-        )
-
-    @cached_property
-    def _seconds(self) -> Callable[[int, Action], float]:
-        """How long an action takes on a rank, for the order of transfers."""
-        return durations(self.plan, self.options.profile or estimate(self._layered, TYPICAL))
+    def _lower(self, plan: LoweredPlan) -> Lowered:
+        costs = self.options.profile or estimate(self._layered, TYPICAL)
+        seconds = durations(self.plan, costs)
+        return lower(plan, self.stages, fingerprint, self.batch.layouts, seconds)
 
     # ------------------------------------------------------------------ engines
 
@@ -273,6 +301,7 @@ class PipelinedLoss:
         agree(
             {
                 "plan": str(self.plan),
+                "lowered plan": str(self.lowered.plan),
                 **stages,
                 **(constant_facts(self.staged.constants) if compares else {}),
                 **self.facts,
@@ -303,14 +332,14 @@ class PipelinedLoss:
         }
         if not counters.leaves:
             return Model(self.staged.unit_avals, **rest)
-        function = jaxpr_as_fun(counters.jaxpr)
+        advance = counters.jaxpr
         used = len(counters.reads)
         return Model(
             self.staged.unit_avals,
             counters.leaves,
             reads,
             avals,
-            lambda *values: function(*values[:used]),
+            lambda *values: evaluate(advance, values[:used], None),
             **rest,
         )
 
@@ -336,7 +365,7 @@ class PipelinedLoss:
     @cached_property
     def evaluator(self) -> "Runner":
         """The engine of forwards alone, compiled."""
-        return self._runner(self._lower(forwards_only(self.schedule)))
+        return self._runner(self._lower(self.lowered.plan.forwards_only()))
 
     # ------------------------------------------------------------------ values on devices
 
@@ -418,11 +447,11 @@ class PipelinedLoss:
         at = len(self.staged.units)
         copies: dict[tuple[int, int], int] = {}
         for transfer in self.lowered.step.transfers:
-            if transfer.kind != "P":
+            if transfer.kind is not Cargo.PARAMETERS:
                 continue
-            for value in transfer.values:
+            for unit in transfer.parts:
                 if transfer.target in self.mesh.local_ranks:
-                    copies[transfer.target, value.index] = at
+                    copies[transfer.target, unit] = at
                     at += 1
         return [
             [copies.get((program.rank, unit), unit) for unit in program.params]

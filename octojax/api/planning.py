@@ -6,7 +6,16 @@ from pathlib import Path
 
 from octojax.api.options import Options
 from octojax.errors import MeshError, PlanError
-from octojax.ir import LayerGraph, Partition, Placement, Plan, Profile, Schedule, uniform_partition
+from octojax.ir import (
+    Kind,
+    LayerGraph,
+    Partition,
+    Placement,
+    Plan,
+    Profile,
+    Schedule,
+    uniform_partition,
+)
 from octojax.ir.verify import verify
 from octojax.partitioners import partition
 from octojax.schedules import generate
@@ -38,7 +47,7 @@ def choose_schedule(options: Options, num_ranks: int | None, microbatches: int) 
             f"placement [{schedule.placement}] leaves rank {', '.join(map(str, empty))} of "
             f"{schedule.num_ranks} without a stage: its devices idle. Place a stage there, or "
             f"use a mesh of {schedule.num_ranks - len(empty)} ranks",
-            stacklevel=4,  # the caller of compile or value_and_grad
+            stacklevel=5,  # the caller of compile or value_and_grad
         )
     return schedule
 
@@ -133,7 +142,8 @@ def make_plan(options: Options, schedule: Schedule, graph: LayerGraph) -> Plan:
             f"model has {graph.num_layers} layers. Give {stages} sizes that add up to "
             f"{graph.num_layers}"
         )
-    return Plan(sizes, schedule.placement, schedule, _recompute(options.recompute, stages))
+    recompute = _recompute(options.recompute, schedule)
+    return Plan(sizes, schedule.placement, schedule, recompute)
 
 
 def _partition(
@@ -180,8 +190,26 @@ def _check_partition(wanted: str | Partition | Sequence[int] | None, planned: Pa
         )
 
 
-def _recompute(wanted: bool | Sequence[bool] | None, stages: int) -> tuple[bool, ...]:
-    if wanted is None or wanted is False:
+def check_recompute(plan: Plan) -> None:
+    """Raises `PlanError` for an R of a stage that stores its residuals, and so rebuilds none."""
+    vain = {a for _, _, a in plan.schedule.actions() if a.kind is Kind.RECOMPUTE}
+    vain = {a for a in vain if not plan.recomputes[a.stage]}
+    if vain:
+        stages = ", ".join(map(str, sorted({a.stage for a in vain})))
+        raise PlanError(
+            f"the table rebuilds residuals of stage {stages} ({min(vain)} and {len(vain) - 1} "
+            f"more), but these stages are not recomputed. Leave recompute out, so that the table "
+            f"decides, or take these actions out of the table"
+        )
+
+
+def _recompute(wanted: bool | Sequence[bool] | None, schedule: Schedule) -> tuple[bool, ...]:
+    """Returns which stages are recomputed; without a word, those that the table has an R for."""
+    stages = schedule.num_stages
+    if wanted is None:
+        again = {a.stage for _, _, a in schedule.actions() if a.kind is Kind.RECOMPUTE}
+        return tuple(s in again for s in range(stages)) if again else ()
+    if wanted is False:
         return ()
     if wanted is True:
         return (True,) * stages

@@ -8,6 +8,7 @@ import numpy as np
 
 from octojax import compat
 from octojax.api.whole_batch import WholeBatch
+from octojax.jaxprs.shardings import names_mesh, traced_anew
 from octojax.programs.finish import join_results
 from octojax.programs.microbatch import Kind
 from octojax.trace import TracedLoss
@@ -118,4 +119,5 @@ def _gradient(traced: TracedLoss, of: Any, results: Any = None) -> Any:
         values = compat.eval_jaxpr(jaxpr, [*flat.constants, *params, *state, *part])
         return _sum(values[: len(wanted)]), values[len(wanted) :]
 
-    return jax.jit(jax.value_and_grad(loss_of, has_aux=True, allow_int=True))
+    run = jax.value_and_grad(loss_of, has_aux=True, allow_int=True)
+    return jax.jit(traced_anew(run) if names_mesh(jaxpr) else run)

@@ -23,7 +23,7 @@ def save(step: "TrainStep", path: str | Path, state: "TrainState", overwrite: bo
     loss = step.loss
     _in_first(lambda: checkpoint.check_writable(path, overwrite), f"step.save, step {state.step}")
     params, module_state = step.params(state), step.module_state(state)
-    opt_state = step.optimizer_form.to_user(state.opt_state, loss.layout)
+    opt_state = step.opt_state(state)
 
     def write() -> None:
         checkpoint.save(
@@ -72,7 +72,7 @@ def restore(step: "TrainStep", path: str | Path) -> tuple[Any, Any, Any, int]:
     in several processes `ExecutionError` where the path holds no checkpoint for one of them.
     """
     stored = _load(step, path)
-    opt_state = step.update.scatter(step.optimizer_form.from_user(stored.opt_state))
+    opt_state = step.update.scatter(stored.opt_state)
     return stored.params, stored.module_state, opt_state, stored.step
 
 
@@ -85,7 +85,7 @@ def _load(step: "TrainStep", path: str | Path) -> checkpoint.Checkpoint:
             stored = checkpoint.load(
                 path,
                 traced.params.unflatten(_shapes(traced.params)),
-                step.optimizer_form.shapes,
+                step.update_plan.state_shapes,
                 None
                 if step.loss.pure.state is None
                 else traced.state.unflatten(_shapes(traced.state)),

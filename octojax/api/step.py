@@ -1,7 +1,7 @@
 """`octopipe.compile` and the training step that it returns."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
@@ -15,21 +15,22 @@ from octojax.api import saving
 from octojax.api.adoption import adopt
 from octojax.api.agreement import optimizer_facts
 from octojax.api.beside import beside_slots
-from octojax.api.opt_state import OptimizerForm, optimizer_form
+from octojax.api.opt_state import opt_state_of, with_hyperparams
 from octojax.api.options import options_of
 from octojax.api.origin import Origin, origin_of
 from octojax.api.pipelined import Held, PipelinedLoss
-from octojax.api.reference import reference
+from octojax.api.reference import per_microbatch, reference
 from octojax.api.rehearsal import Rehearsal, rehearse
 from octojax.api.report import StepReport, report
 from octojax.errors import ExecutionError, NonFiniteError
 from octojax.executor.engine import Results
 from octojax.executor.recorded import Ledger, Recorder, timeline_of
-from octojax.executor.share import shared_exchange
+from octojax.executor.share import SharedExchange
 from octojax.frontends import adapt
-from octojax.ir import LayerGraph, Machine, Plan, Timeline
+from octojax.ir import LayerGraph, LoweredPlan, Machine, Plan, Timeline
+from octojax.ir.shown import count, line, picture
 from octojax.processes import call
-from octojax.update import GRAD_NORM, Places, Update, build_update
+from octojax.update import GRAD_NORM, Places, Update, UpdatePlan, build_update
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,16 @@ class TrainState:
     opt_state: Any
     step: int
     origin: Origin
+
+    def __repr__(self) -> str:
+        kept = [jax.tree.leaves(x) for x in (self.held.units, self.opt_state)]
+        arrays, optimizer = (sum(getattr(x, "nbytes", 0) for x in leaves) for leaves in kept)
+        return line("TrainState", "", (
+            f"step {self.step}",
+            f"{count(len(kept[0]), 'array')} of the model ({arrays:,} bytes)",
+            f"{count(len(kept[1]), 'array')} of the optimizer ({optimizer:,} bytes)",
+            "" if self.is_alive() else "whose buffers a later step has taken over",
+        ))  # fmt: skip
 
     def is_alive(self) -> bool:
         """Whether no step has taken over its buffers."""
@@ -90,9 +101,22 @@ class TrainStep:
         self._ledger = Ledger()
         self._newest: tuple[TrainState, dict[str, Any]] | None = None
 
+    def __repr__(self) -> str:
+        devices = [str(device) for rank in self.loss.mesh.ranks for device in rank.devices]
+        shown = devices if len(devices) <= 4 else [*devices[:2], "...", devices[-1]]
+        return line("TrainStep", "", (f"on {' '.join(shown)}", repr(self.plan)))
+
+    def _repr_html_(self) -> str | None:
+        return picture(self.plan)
+
     @property
     def plan(self) -> Plan:
         return self.loss.plan
+
+    @property
+    def lowered(self) -> LoweredPlan:
+        """Everything that every rank executes in a step, in order; `print` it."""
+        return self.loss.lowered.plan
 
     @property
     def layers(self) -> LayerGraph:
@@ -282,7 +306,9 @@ class TrainStep:
         """
         self._expect_state(state)
         params, module_state = self.params(state), self.module_state(state)
-        found = reference(self.loss.whole, params, module_state, batch)
+        named, whole = self.loss.under_mesh, not per_microbatch(self.loss.whole)
+        with self.loss.mesh.around_plain_model(named=named, whole=whole) as placed:
+            found = reference(self.loss.whole, *placed((params, module_state, batch)))
         return found[0], found[2]
 
     # ------------------------------------------------------------------ back to the user
@@ -306,6 +332,39 @@ class TrainStep:
         An nnx module, linen variables, or the pytree of parameters, as it was given.
         """
         return self.loss.pure.merge(self.params(state), self.module_state(state))
+
+    @_alike("optimizer state at step")
+    def opt_state(self, state: TrainState) -> Any:
+        """Returns the optimizer state as `optimizer.init(params)` makes it of the user's tree.
+
+        Leaves are whole, wherever their rows lie. Every process must call this.
+        """
+        self._expect_state(state)
+        return opt_state_of(self.update_plan, state.opt_state, self.loss.layout)
+
+    def with_opt_state(self, state: TrainState, opt_state: Any) -> TrainState:
+        """Returns `state` with another optimizer state, of the form that `opt_state` returns.
+
+        Parameters are those of `state`: a step on either takes over the buffers of both.
+        Raises `ValueError` naming every leaf of another shape or type.
+
+            tree = step.opt_state(state)
+            tree[0].mu["head"] = jnp.zeros_like(tree[0].mu["head"])
+            state = step.with_opt_state(state, tree)
+        """
+        self._expect_state(state)
+        return replace(state, opt_state=self.update.scatter(opt_state))
+
+    def with_hyperparams(self, state: TrainState, **values: Any) -> TrainState:
+        """Returns `state` with hyperparameters of `optax.inject_hyperparams` set by name.
+
+            state = step.with_hyperparams(state, learning_rate=1e-4)
+
+        Every part of the optimizer that has a hyperparameter of the name gets the value.
+        Raises `ValueError` naming those that no part has, with those that there are, and those
+        that a schedule sets anew in every step.
+        """
+        return self.with_opt_state(state, with_hyperparams(self.opt_state(state), values))
 
     def save(self, path: str | Path, state: TrainState, *, overwrite: bool = False) -> None:
         """Writes a checkpoint to the folder `path`; see `octojax.checkpoint`.
@@ -346,39 +405,41 @@ class TrainStep:
         return [units[u] for u in self._trained]
 
     @cached_property
+    def update_plan(self) -> UpdatePlan:
+        """The optimizer update as programs per rank, not compiled."""
+        loss, staged = self.loss, self.loss.staged
+        units: dict[int, list[int]] = {}
+        for unit in self._trained:
+            units.setdefault(staged.units[unit].leaf, []).append(unit)
+        leaves, owners = [], []
+        for _, mine in sorted(units.items()):
+            aval, ranks = staged.unit_avals[mine[0]], [loss.owners[u] for u in mine]
+            rows = staged.units[mine[0]].index is not None
+            shape = (len(mine), *aval.shape) if rows else aval.shape
+            leaves.append(jax.ShapeDtypeStruct(shape, aval.dtype))
+            owners.append(ranks if rows else ranks[0])
+        tree = staged.traced.params.unflatten(leaves)
+        value = jax.ShapeDtypeStruct((), staged.emits[0].dtype)
+        extra = {"value": value}
+        return build_update(self.optimizer, tree, owners, loss.mesh.num_ranks, extra=extra)
+
+    @cached_property
     def update(self) -> Update:
         """The optimizer update, spread over the ranks."""
-        loss, staged = self.loss, self.loss.staged
-        leaves: dict[int, list[Any]] = {}
-        for unit in self._trained:
-            leaves.setdefault(staged.units[unit].leaf, []).append(staged.unit_avals[unit])
-        tree = staged.traced.params.unflatten(
-            tuple(found) if len(found) > 1 or self._stacked(leaf) else found[0]
-            for leaf, found in sorted(leaves.items())
-        )
-        owners = [loss.owners[u] for u in self._trained]
-        value = jax.ShapeDtypeStruct((), staged.emits[0].dtype)
-        plan = build_update(
-            self.optimizer, tree, owners, loss.mesh.num_ranks, extra={"value": value}
-        )
+        loss, plan = self.loss, self.update_plan
         here = set(loss.mesh.local_ranks)
         places = Places(tuple(r.replicated if r.index in here else None for r in loss.mesh.ranks))
         if loss.share is None:
             return Update(plan, places, compiler_options=loss.options.compiler_options)
         if loss.options.compare_values:
             loss.facts.update(optimizer_facts(plan))
-        update, init = (shared_exchange(x, loss.share) for x in (plan.update, plan.init))
+        update, init = (SharedExchange(x, loss.share) for x in (plan.update, plan.init))
         return Update(plan, places, update, init, compiler_options=loss.options.compiler_options)
-
-    @cached_property
-    def optimizer_form(self) -> OptimizerForm:
-        """The optimizer state between its ranks and the user's tree."""
-        return optimizer_form(self.update.plan, self.optimizer, self.loss.staged.traced.params)
 
     @cached_property
     def origin(self) -> Origin:
         """Names what this step's states are made for; see `Origin`."""
-        return origin_of(self.loss, self.optimizer_form)
+        return origin_of(self.loss, self.update_plan)
 
     def _expect_state(self, state: Any) -> None:
         """Raises unless `state` is one of this step's, or of a step of the same origin."""
@@ -395,9 +456,6 @@ class TrainStep:
         ranks = self.loss.mesh.ranks
         wanted = self.update.extra_ranks
         return {r: {"value": jax.device_put(value, ranks[r].replicated)} for r in wanted} or None
-
-    def _stacked(self, leaf: int) -> bool:
-        return any(u.leaf == leaf and u.index is not None for u in self.loss.staged.units)
 
     def _gradients(self, results: Results) -> list[Any]:
         filled = self.loss.filled(results)
@@ -456,7 +514,8 @@ def compile(
     a scalar, or `(scalar, aux)`. `batch` is an example: arrays or shapes of the batch that the
     step will get; axis 0 of every leaf but scalars is split into microbatches.
 
-    `mesh` has a pipeline axis (`axis="pipe"`); by default all devices form one. Further options
+    `mesh` has a pipeline axis (`axis="pipe"`); by default it is the mesh in force
+    (`jax.set_mesh`) if that has such an axis, else all devices form one. Further options
     are those of `octojax.api.options.Options`: microbatches, schedule, plan, partition,
     placement, chunks, recompute, transport, progress, ...; what is not given comes from
     `@octopipe.pipeline` on the model's class.
@@ -468,9 +527,10 @@ def compile(
             f"optimizer is of type {type(optimizer).__name__}, expected an optax optimizer such as "
             f"optax.adamw(1e-3); octopipe.value_and_grad works without one"
         )
-    with call("compile"), compat.jit_enabled():
+    with call("compile"), compat.jit_enabled(), compat.without_mesh() as callers:
         pure = adapt(model, loss_fn, params, trainable=trainable, state=state)
-        loss = PipelinedLoss(pure, batch, options_of(model, **options), mesh, optimizer)
+        chosen = options_of(model, **options)
+        loss = PipelinedLoss(pure, batch, chosen, mesh, optimizer, callers=callers)
         step = TrainStep(loss, optimizer)
         _ = step.update, loss.trainer
     return step

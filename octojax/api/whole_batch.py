@@ -16,6 +16,7 @@ from octojax import compat
 from octojax.api.options import Options
 from octojax.errors import LossError, OctoPipeError, RowsWarning
 from octojax.frontends import PureLoss
+from octojax.jaxprs.shardings import evaluate
 from octojax.programs.microbatch import Kind, Microbatches
 from octojax.rows.join import Join, declared
 from octojax.rows.whole import WEIGHT, Portion, WholeLoss, whole_loss
@@ -186,7 +187,7 @@ class WholeBatch:
         )
         if self.options.strict:
             raise LossError(f"strict=True: {text}")
-        warnings.warn(text, RowsWarning, stacklevel=4)  # the caller of compile or value_and_grad
+        warnings.warn(text, RowsWarning, stacklevel=5)  # the caller of compile or value_and_grad
 
     # ------------------------------------------------------------------ values of the whole batch
 
@@ -198,7 +199,7 @@ class WholeBatch:
             return None
 
         def run(leaves: Sequence[Any]) -> list[Any]:
-            values = [] if program is None else compat.eval_jaxpr(program, leaves)
+            values = [] if program is None else evaluate(program, leaves, None)
             if extras[-1].place == WEIGHT:
                 values.append(self._weights(leaves))
             return values

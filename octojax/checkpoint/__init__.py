@@ -9,7 +9,6 @@ Nothing in them depends on ranks, partition or schedule. Without octojax, the tr
 is called `tree-` and eight digits once the checkpoint was overwritten. See docs/checkpoints.md.
 """
 
-from octojax.checkpoint.layers import join_layers, split_layers
 from octojax.checkpoint.store import Checkpoint, check_writable, load, save
 
-__all__ = ["Checkpoint", "check_writable", "join_layers", "load", "save", "split_layers"]
+__all__ = ["Checkpoint", "check_writable", "load", "save"]

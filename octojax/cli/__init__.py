@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import octojax
+from octojax.cli.backend import backend_mistake
 from octojax.errors import OctoPipeError
 
 COMMANDS = (
@@ -24,6 +25,7 @@ COMMANDS = (
 )
 """In the order that `octopipe --help` lists them."""
 
+_HELP = {"help_option_names": ["-h", "--help"]}
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]  # type: ignore[assignment]
 # ClickException: click's own, or that of the copy of click inside newer versions of typer.
 
@@ -37,12 +39,13 @@ def build() -> typer.Typer:
         invoke_without_command=True,
         add_completion=False,
         pretty_exceptions_enable=False,
+        context_settings=_HELP,
     )
     app.callback()(_options)
     for name in COMMANDS:
         module = importlib.import_module(f"octojax.cli.{name}")
-        settings = getattr(module, "SETTINGS", {})
-        app.command(name, context_settings=settings or None)(module.command)
+        settings = {**_HELP, **getattr(module, "SETTINGS", {})}
+        app.command(name, context_settings=settings)(module.command)
     return app
 
 
@@ -66,6 +69,11 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
     except (OctoPipeError, ValueError, OSError) as error:
         print(f"octopipe: {error}", file=sys.stderr)
+        sys.exit(2)
+    except RuntimeError as error:
+        if (message := backend_mistake(error)) is None:
+            raise
+        print(f"octopipe: {message}", file=sys.stderr)
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
         sys.exit(130)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import octojax
+from octojax.cli.backend import backend_mistake
 from octojax.errors import OctoPipeError
 from octojax.processes import fail_fast
 
@@ -18,11 +19,12 @@ def run_child(main: Callable[..., None], arguments: list[str]) -> None:
     """
     try:
         main(*arguments)
-    except (OctoPipeError, ValueError, TypeError, OSError) as error:
-        if not is_named(error):
+    except (OctoPipeError, ValueError, TypeError, OSError, RuntimeError) as error:
+        mistake = backend_mistake(error) if isinstance(error, RuntimeError) else None
+        if mistake is None and not is_named(error):
             raise
-        print(f"octopipe: {error}", file=sys.stderr, flush=True)
-        fail_fast(str(error))
+        print(f"octopipe: {mistake or error}", file=sys.stderr, flush=True)
+        fail_fast(mistake or str(error))
         sys.exit(1)
 
 

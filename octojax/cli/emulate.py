@@ -33,7 +33,7 @@ def command(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for a peer.", min=1)] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", help="Write the measured timeline (JSON) here.")
+        Path | None, typer.Option("-o", "--output", help="Write the measured timeline (JSON) here.")
     ] = None,
 ) -> None:
     """Run a plan through the real executor and transfers, each action a sleep of its time."""

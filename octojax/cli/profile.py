@@ -12,6 +12,8 @@ import typer
 from octojax.cli.read import expect_writable, read_schedule
 from octojax.ir import Schedule
 
+_TRANSPORTS = ("device_put", "ppermute")
+
 
 def command(
     target: Annotated[
@@ -47,11 +49,15 @@ def command(
             help="Time this plan's whole stages instead of layers, and simulate it with them."
         ),
     ] = None,
-    output: Annotated[str | None, typer.Option("-o", help="Write the profile here.")] = None,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", help="Write the profile here.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Profile a model: measured on the devices at hand, or by the cost model with --machine."""
     expect_writable(output)
+    if transport not in _TRANSPORTS:
+        raise ValueError(f"--transport {transport!r}: expected {' or '.join(_TRANSPORTS)}")
     if plan is not None and machine is not None and not measure:
         raise ValueError("--plan times stages: leave --machine out, or add --measure for its links")
     chosen: Any = None if plan is None else read_schedule(plan)

@@ -18,7 +18,16 @@ AnyProfile = Annotated[
 def read_schedule(path: str) -> Schedule | Plan:
     """Returns the plan in a `.json` file, or the schedule in a CSV table."""
     _expect_file(path)
-    found = Plan.load(path) if path.endswith(".json") else Schedule.load(path)
+    if path.endswith(".json"):
+        data = read_json(path)
+        if kind := _other_kind(data):
+            raise FormatError(
+                f"{path} is {kind}; expected a plan: an object with partition, placement and "
+                f"schedule, as `octopipe tune -o` writes it"
+            )
+        found = Plan.from_json(data, path)
+    else:
+        found = Schedule.load(path)
     if found.num_stages == 0 or found.num_microbatches == 0:
         raise FormatError(
             f"{path}: the table has {found.num_ranks} rows and no action; expected one row of "
@@ -44,7 +53,13 @@ def read_table(path: str) -> Schedule | Plan | LoweredPlan:
 def read_profile(path: str) -> Profile:
     """Returns the profile in a JSON file."""
     _expect_file(path)
-    return Profile.load(path)
+    data = read_json(path)
+    kind = _other_kind(data) if isinstance(data, dict) and "layers" not in data else None
+    if isinstance(data, dict) and {"partition", "schedule"} <= data.keys():
+        kind = "a plan"
+    if kind:
+        raise FormatError(f"{path} is {kind}, and lacks its list of 'layers'; expected a profile")
+    return Profile.from_json(data, path)
 
 
 def read_timeline(path: str) -> Timeline:
@@ -108,7 +123,30 @@ def expect_writable(*paths: str | Path | None) -> None:
             )
 
 
+_KINDS = (
+    ("a timeline", {"makespan_s", "actions"}),
+    ("a profile", {"layers"}),
+    ("the result of a search, whose plan `octopipe tune -o` writes by itself", {"plan", "gap"}),
+    ("a lowered plan", {"lowered"}),
+    ("a trace", {"traceEvents"}),
+    ("a machine", {"latency_s"}),
+)
+
+
+def _other_kind(data: object) -> str | None:
+    """Returns what kind of file, other than a plan, an object is; None if it may be one."""
+    if not isinstance(data, dict) or data.keys() & {"partition", "placement", "schedule"}:
+        return None
+    if data and data.keys() <= {"version", "name", "ranks", "recompute", "prediction"}:
+        return None  # a plan that lacks the rest
+    named = (kind for kind, fields in _KINDS if fields <= data.keys())
+    fields = ", ".join(map(repr, list(data)[:6])) or "nothing"
+    return next(named, f"no file of octopipe's (it has {fields})")
+
+
 def _expect_file(path: str) -> None:
+    if path == "-":
+        raise FormatError("- would be standard input, which is not read here; name a file")
     if not Path(path).exists():
         raise FormatError(f"{path} does not exist; expected a file")
     if Path(path).is_dir():

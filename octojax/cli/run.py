@@ -8,7 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from octojax.cli.children import run_children
-from octojax.cli.read import expect_writable, read_profile, read_schedule
+from octojax.cli.read import (
+    AnyProfile,
+    expect_profile_of,
+    expect_writable,
+    read_profile,
+    read_schedule,
+)
 from octojax.ir import Schedule
 
 _MODEL = (
@@ -19,7 +25,9 @@ _MODEL = (
 
 def command(
     target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help=_MODEL)],
-    processes: Annotated[int, typer.Option("-n", "--processes", help="How many to start.")] = 1,
+    processes: Annotated[
+        int, typer.Option("-n", "--processes", help="How many to start.", min=1)
+    ] = 1,
     ranks: Annotated[
         int | None,
         typer.Option(min=1, help="Default: those of the plan, else one per process, 2 at least."),
@@ -38,13 +46,14 @@ def command(
         str | None,
         typer.Option(help="Profile to simulate with (JSON); default: the plan is rehearsed here."),
     ] = None,
+    any_profile: AnyProfile = False,
     factor: Annotated[
         float, typer.Option(help="Name ranks so many times slower than expected.", min=1)
     ] = 1.2,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for a peer.")] = 60.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for a peer.", min=1)] = 60.0,
     pin: Annotated[bool, typer.Option(help="Bind each process to one core.")] = False,
     output: Annotated[
-        Path | None, typer.Option("-o", help="Write the measured timeline (JSON) here.")
+        Path | None, typer.Option("-o", "--output", help="Write the measured timeline (JSON) here.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -58,12 +67,14 @@ def command(
         )
     expect_writable(output)
     if profile is not None:
-        read_profile(profile)
+        costs = read_profile(profile)
+        if plan is not None:
+            expect_profile_of(plan, read_schedule(plan), costs, any_profile)
     planned = _ranks_of(plan)
     total = ranks or planned or max(2, processes)
     if planned not in (None, total):
         raise ValueError(f"{plan} is a plan for {planned} ranks, asked for {total} (--ranks)")
-    if processes < 1 or total % processes:
+    if total % processes:
         raise ValueError(
             f"{total} ranks cannot be spread over {processes} processes evenly; use --ranks with "
             f"a multiple of {processes}, or -n with a divisor of {total}"

@@ -14,17 +14,24 @@ def command(
     compare: Annotated[
         bool, typer.Option("--compare", help="Bubble and peak of each instead (F=I=W=1, B=2).")
     ] = False,
-    ranks: Annotated[int, typer.Option(help="With --compare: the number of ranks.", min=1)] = 8,
+    ranks: Annotated[
+        int | None, typer.Option(help="With --compare: the number of ranks; default: 8.", min=1)
+    ] = None,
     microbatches: Annotated[
-        str, typer.Option(help="With --compare: numbers of microbatches, such as 8,16.")
-    ] = "8,16,32,64",
+        str | None,
+        typer.Option(help="With --compare: numbers of microbatches; default: 8,16,32,64."),
+    ] = None,
     names: Annotated[
         str | None, typer.Option(help="With --compare: only these, such as gpipe,1f1b.")
     ] = None,
 ) -> None:
     """List every named schedule, or compare their bubbles and peaks by simulation."""
+    options = {"--ranks": ranks, "--microbatches": microbatches, "--names": names}
+    unused = [name for name, value in options.items() if value is not None and not compare]
+    if unused:
+        raise ValueError(f"{', '.join(unused)}: only for a comparison; add --compare")
     if compare:
-        _compare(ranks, microbatches, names, as_json)
+        _compare(ranks or 8, microbatches or "8,16,32,64", names, as_json)
     elif as_json:
         typer.echo(json.dumps([describe(family) for family in SCHEDULES.values()], indent=1))
     else:

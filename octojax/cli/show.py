@@ -51,6 +51,7 @@ def command(
 ) -> None:
     """Draw a plan, schedule or timeline: in the terminal when no file is named."""
     from octojax import report
+    from octojax.report.html import MOST_BARS, drawn_apart
     from octojax.report.text import render
 
     if bound is not None and not 0 < bound < math.inf:
@@ -71,6 +72,13 @@ def command(
         raise ValueError("two of the files to write have the same name; name each apart")
     for path, make in named.items():
         path.write_text(make(), encoding="utf-8")
+        if path == html and not drawn_apart(panels):
+            typer.echo(
+                f"{path}: {sum(len(p.timeline.actions) for p in panels):,} actions are more than a "
+                f"page holds one by one ({MOST_BARS:,}); those narrower than a pixel are drawn "
+                f"together, and --trace keeps them all",
+                err=True,
+            )
         typer.echo(f"wrote {path}", err=True)
     if not named:
         typer.echo(render(panels, width), nl=False)
@@ -109,7 +117,8 @@ def _simulated(file, profile, any_profile, bound):
         units = StageCosts.unit(found.num_stages, 1, 1, 1, 2)
         timeline = replace(simulate(found, units, Machine()), unit="units")
         note = "" if prediction is None else f"{_expected(prediction)}; draw that with --profile"
-        return Panel(f"{name}, F = I = W = 1, B = 2", timeline, bound, note)
+        title, layers = f"{name}, F = I = W = 1, B = 2", _layers(found, None)
+        return Panel(title, timeline, bound, note, layers)
     costs = read_profile(profile)
     note = expect_profile_of(file, found, costs, any_profile)
     timeline = simulate(found, costs)
@@ -119,7 +128,23 @@ def _simulated(file, profile, any_profile, bound):
             note = _expected(prediction)  # the file was edited, or another simulator wrote it
     elif note:
         note = f"{note}: {_expected(prediction)}"
-    return Panel(f"{name}, simulated with profile {costs.name}", timeline, bound, note)
+    title, layers = f"{name}, simulated with profile {costs.name}", _layers(found, costs)
+    return Panel(title, timeline, bound, note, layers)
+
+
+def _layers(found, profile):
+    """What is in each stage of a plan: `layers 3-5: mamba, mlp, mamba`."""
+    from octojax.ir import Schedule
+
+    if isinstance(found, Schedule):
+        return ()
+    kinds = profile.kinds if profile is not None and profile.of_partition is None else ()
+    names = []
+    for stage in range(found.partition.num_stages):
+        held = found.partition.layers(stage)
+        where = f"layer {held[0]}" if len(held) == 1 else f"layers {held[0]}-{held[-1]}"
+        names.append(f"{where}: {', '.join(kinds[i] for i in held)}" if kinds else where)
+    return tuple(names)
 
 
 def _expected(prediction):

@@ -12,7 +12,7 @@ import numpy as np
 
 from octojax import compat
 from octojax.errors import NonFiniteError
-from octojax.executor.instructions import RankProgram, StepProgram, Transfer
+from octojax.executor.instructions import RankProgram, StepProgram
 from octojax.executor.lower import Lowered
 from octojax.executor.nonfinite import non_finite
 from octojax.executor.prepare import Model, Preparation
@@ -21,6 +21,7 @@ from octojax.executor.run import Bound, RankThreads, Walk, bind, run_rank
 from octojax.executor.stop import Stop
 from octojax.executor.transport import StandIns, Transport
 from octojax.executor.values import Place, Value
+from octojax.ir import Cargo, Transfer
 from octojax.jaxprs.dataflow import shape_of
 from octojax.mesh import PipelineMesh, Rank
 from octojax.programs.build import Job
@@ -31,6 +32,7 @@ from octojax.programs.recipe import (
     accumulator_dtype,
     on_devices,
     on_rank,
+    result_places,
     stored,
     unstored,
 )
@@ -89,7 +91,9 @@ class Engine:
             if rank in self.mesh.local_ranks:
                 function, arguments = on_rank(recipe, self.lowered.jaxprs, self.mesh.ranks[rank])
                 function.__name__ = "run_" + _identifier(name)
-                jobs.append(Job(f"{name} on rank {rank}", function, arguments, recipe.donated))
+                where = result_places(recipe, self.lowered.jaxprs, self.mesh.ranks[rank])
+                name = f"{name} on rank {rank}"
+                jobs.append(Job(name, function, arguments, recipe.donated, where))
         return jobs
 
     def _own_jobs(self, program: RankProgram) -> list[Job]:
@@ -231,25 +235,24 @@ class Engine:
         for rank, preparation in self._preparations.items():
             preparation.ready([next(rest) for _ in preparation.forms])
             finishes[rank] = next(rest)
-        self.transport = self.make_transport(
-            self.step.transfers, [self._at_target(t) for t in self.step.transfers], self.mesh
-        )
+        self.transport = self.make_transport(self.step.transfers, self._at_targets(), self.mesh)
         self.parts = [self._part(r, finishes[r.rank]) for r in self.ranks]
         self.threads = RankThreads([r.rank for r in self.ranks], self.timeout_s)
 
-    def _at_target(self, transfer: Transfer) -> tuple[jax.ShapeDtypeStruct, ...]:
-        rank = self.mesh.ranks[transfer.target]
-        found = []
-        for value in transfer.values:
-            if value.place is Place.TOTAL:
-                found.append(self._total(value.index, rank))
-            elif value.place is Place.PARAM:
-                aval = stored(self.model.params[value.index])
-                found.append(on_devices(aval, Layout.WHOLE, rank))
-            else:
-                aval = stored(self.lowered.avals[value])
-                found.append(on_devices(aval, Layout.STACKED, rank))
-        return tuple(found)
+    def _at_targets(self) -> list[tuple[jax.ShapeDtypeStruct, ...]]:
+        """How the values of each transfer lie at its target."""
+        pairs = zip(self.step.transfers, self.step.values, strict=True)
+        return [
+            tuple(self._on_rank(value, self.mesh.ranks[transfer.target]) for value in values)
+            for transfer, values in pairs
+        ]
+
+    def _on_rank(self, value: Value, rank: Rank) -> jax.ShapeDtypeStruct:
+        if value.place is Place.TOTAL:
+            return self._total(value.index, rank)
+        if value.place is Place.PARAM:
+            return on_devices(stored(self.model.params[value.index]), Layout.WHOLE, rank)
+        return on_devices(stored(self.lowered.avals[value]), Layout.STACKED, rank)
 
     def _part(self, program: RankProgram, finish: Any) -> "_Part":
         rank = self.mesh.ranks[program.rank]
@@ -338,8 +341,7 @@ class Engine:
     @cached_property
     def _rehearsed(self) -> "list[_Part]":
         transfers = self.step.transfers
-        values = [self._at_target(t) for t in transfers]
-        alone = StandIns(transfers, values, self.mesh.local_ranks)
+        alone = StandIns(transfers, self._at_targets(), self.mesh.local_ranks)
         return [
             replace(part, bound=bind(part.program, self.programs, alone)) for part in self.parts
         ]
@@ -381,10 +383,10 @@ class Engine:
         copies: list[Sequence[jax.Array]] = []
         try:
             for k, transfer in enumerate(self.step.transfers):
-                if transfer.kind != "P":
+                if transfer.kind is not Cargo.PARAMETERS:
                     continue
                 if transfer.source in self.mesh.local_ranks:
-                    self.transport.send(k, [params[v.index] for v in transfer.values])  # type: ignore[misc]
+                    self.transport.send(k, [params[u] for u in transfer.parts])  # type: ignore[misc]
                 arrives = transfer.target in self.mesh.local_ranks
                 copies.append(self.transport.receive(k) if arrives else ())
         except BaseException as error:
@@ -438,7 +440,7 @@ class _Part:
             results = self.finish(*self.outputs(slots))
         except Exception as error:
             if compat.is_nan_report(error) and not isinstance(error, NonFiniteError):
-                raise non_finite(self.lowered, walk, slots) from error
+                raise non_finite(self.lowered, walk, slots, self.rank.data_size) from error
             raise
         return results, [(leaf, slots[slot]) for leaf, slot in self.final], counters
 

@@ -1,9 +1,9 @@
-"""What a rank does in one step, precomputed: plain data over integer slots.
+"""What a rank does in one step, precomputed: a lowered plan's rows over integer slots.
 
-    rank 0   run 0F0   send 0SEND_F0   run 0F1 ...   receive 1SEND_B0   run 0B0 ...
+    rank 0   run 0F0   send 0SEND_F0   run 0F1 ...   post 0RECV_B0 ...   receive 0RECV_B0   run 0B0
 
 The inner loop (`octojax.executor.run`) reads slots, calls, writes slots, clears slots. It
-plans nothing. Before the first instruction the slots hold, in this order, what `RankProgram`
+plans nothing. Before the first operation the slots hold, in this order, what `RankProgram`
 lists: parameters, constants, module state, batch rows, zeroed gradient sums.
 """
 
@@ -11,20 +11,23 @@ import enum
 from dataclasses import dataclass
 
 from octojax.executor.values import Value
+from octojax.ir import Instruction, Receive, Transfer
 from octojax.programs.recipe import Recipe
 
 
 class Do(enum.StrEnum):
     RUN = "run"  # target: number of the recipe
     SEND = "send"  # target: number of the transfer
-    RECEIVE = "receive"
+    POST = "post"  # the values may come from here on; nobody waits for them yet
+    RECEIVE = "receive"  # waits for them
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class Operation:
     """One call. `frees` are slots that nobody reads afterwards.
 
-    `name` is the item of the schedule, or the transfer, as errors and timelines show it.
+    `of` is the instruction of the lowered plan that it carries out. `posted`: it waits for what
+    an operation before it has posted, and carries out nothing of its own.
     """
 
     do: Do
@@ -32,34 +35,16 @@ class Instruction:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     frees: tuple[int, ...]
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.do.value} {self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """Values that go from one rank to another together, in one message.
-
-    `kind` is `F` (outputs of `stage`), `B` (gradients of the outputs of `stage - 1`),
-    `G` (gradient sums, on their way to the parameter's owner), `E` (results of the loss, to
-    the rank that joins them) or `P` (new parameters, to all who hold a copy).
-    The first two are named as PyTorch's tables name them: stage s sends its result.
-    """
-
-    source: int
-    target: int
-    kind: str
-    stage: int
-    microbatch: int
-    values: tuple[Value, ...]
+    of: Instruction
+    posted: bool = False
 
     @property
     def name(self) -> str:
-        if self.kind in "FB":
-            return f"{self.stage}SEND_{self.kind}{self.microbatch}"
-        return f"SEND_{self.kind}({self.source}->{self.target})"
+        """As errors show it: the unit, or the transfer by its sender."""
+        return self.of.transfer.name if isinstance(self.of, Receive) else str(self.of)
+
+    def __str__(self) -> str:
+        return f"{self.do.value} {self.of}"
 
 
 @dataclass(frozen=True)
@@ -72,10 +57,15 @@ class RankProgram:
     state: tuple[Value, ...]  # module state as microbatch 0 finds it
     batch: tuple[Value, ...]
     totals: tuple[int, ...]  # parameter units whose gradients are summed here
-    body: tuple[Instruction, ...]
+    body: tuple[Operation, ...]
     num_slots: int
     results: tuple[tuple[Value, int], ...]  # EMIT and final STATE values, and their slots
     extra_totals: tuple[tuple[int, int], ...]  # (unit, slot): sums that came from other holders
+
+    @property
+    def row(self) -> tuple[Instruction, ...]:
+        """The instructions of the lowered plan that the body carries out, in their order."""
+        return tuple(operation.of for operation in self.body if not operation.posted)
 
     @property
     def first_total(self) -> int:
@@ -84,16 +74,17 @@ class RankProgram:
 
 @dataclass(frozen=True)
 class StepProgram:
-    """A whole step: every rank's instructions, the recipes and transfers they name.
+    """A whole step: every rank's operations, the recipes and transfers they name.
 
-    `order` lists the transfers in an order that every process keeps: each transfer comes
-    after everything that its source must do, or receive, before it.
+    `values[k]` are what transfer k carries. `order` lists the transfers in an order that every
+    process keeps, of which the order on every rank is a part.
     """
 
     ranks: tuple[RankProgram, ...]
     recipes: tuple[tuple[int, Recipe], ...]  # (rank, recipe)
     names: tuple[str, ...]  # one per recipe: the first item that runs it
     transfers: tuple[Transfer, ...]
+    values: tuple[tuple[Value, ...], ...]
     order: tuple[int, ...]
     owners: tuple[int, ...]  # per parameter unit: the rank that updates it, -1: unused
     holders: tuple[tuple[int, ...], ...]  # per parameter unit: every rank that reads it

@@ -1,6 +1,8 @@
-"""From a schedule and its stages to one `StepProgram`: slots, recipes, transfers, their order."""
+"""From a lowered plan and its stages to one `StepProgram`: slots, recipes, what transfers carry.
 
-from collections import defaultdict
+The plan says everything that happens and in which order; here it only gets its buffers.
+"""
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,74 +10,116 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr
 
 from octojax.errors import ScheduleError
-from octojax.executor.instructions import Do, Instruction, RankProgram, StepProgram, Transfer
-from octojax.executor.values import CROSSING, Place, Value
-from octojax.executor.work import Group, Work, check_local, fuse, works
-from octojax.ir import Action, Schedule, parse_action
+from octojax.executor.instructions import Do, Operation, RankProgram, StepProgram
+from octojax.executor.values import Place, Value
+from octojax.executor.work import Group, check_local, works
+from octojax.ir import Action, Cargo, LoweredPlan, Receive, Send, Transfer
+from octojax.ir.exchange import holders, owners
+from octojax.ir.walk import Mode, TableWalk
 from octojax.programs.recipe import Call, Layout, Recipe
 from octojax.stages.program import Program, Stage
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A step program, the distinct jaxprs its recipes call, and what its values look like.
+    """A step program, the plan that it carries out, and the distinct jaxprs its recipes call.
 
     `avals` are those of one data shard, for every value that a program reads or writes.
     """
 
+    plan: LoweredPlan
     step: StepProgram
     jaxprs: tuple[ClosedJaxpr, ...]
     avals: Mapping[Value, Any]
 
 
 def lower(
-    schedule: Schedule,
+    plan: LoweredPlan,
     stages: Sequence[Sequence[Stage]],
-    num_units: int,
     fingerprint: Callable[[Program], str],
     batch_layouts: Sequence[Layout],
-    *,
-    join: bool = True,
-    seconds: Callable[[int, Action], float] = lambda rank, action: 1.0,
+    seconds: Callable[[int, Action], float] | None = None,
 ) -> Lowered:
-    """Returns what every rank does in one step of `schedule`.
+    """Returns what every rank does in one step of a verified `plan`.
 
     `stages[m][s]` is stage s for microbatch m (microbatches of two sizes have two programs
     each); `fingerprint` tells equal programs; `batch_layouts[leaf]` says how a leaf of the
-    microbatch lies on a rank's devices. Transfers are issued in the order in which their values
-    are made if every action takes `seconds(rank, action)`: where two ranks' transfers share a
-    queue, none waits for one that is made much later.
+    microbatch lies on a rank's devices. Where transfers of several ranks share a queue, those
+    that come first if every action takes `seconds(rank, action)` are issued first. Raises
+    `ScheduleError` for a plan that carries module state or residuals from rank to rank.
     """
-    rows = works(schedule, stages)
-    check_local(rows)
-    groups = fuse(rows) if join else tuple(tuple(Group((w,)) for w in row) for row in rows)
+    groups = works(plan, stages)
+    check_local(groups)
+    transfers = plan.transfers
+    values = _carried(transfers, groups)
     table = _Programs(fingerprint)
-    transfers = _transfers(rows)
-    owners, holders = _ownership(rows, num_units)
-    returned = _gradient_returns(owners, holders, rows)
-    refreshed = _refreshes(owners, holders)
-    every = (*transfers, *returned, *_emit_returns(rows), *refreshed)
     recipes: dict[tuple[int, Recipe], int] = {}
     names: list[str] = []
     ranks = []
     for rank, row in enumerate(groups):
-        builder = _RankBuilder(rank, every, batch_layouts, table, recipes, names)
-        ranks.append(builder.build(row))
+        builder = _RankBuilder(rank, transfers, values, batch_layouts, table, recipes, names)
+        ranks.append(builder.build(plan, row))
     step = StepProgram(
         ranks=tuple(ranks),
         recipes=tuple(recipes),
         names=tuple(names),
-        transfers=every,
-        order=_order(ranks, every, seconds),
-        owners=owners,
-        holders=holders,
+        transfers=transfers,
+        values=values,
+        order=_order(plan, seconds),
+        owners=owners(plan),
+        holders=holders(plan),
     )
-    return Lowered(step, tuple(table.jaxprs), _avals(rows))
+    return Lowered(plan, step, tuple(table.jaxprs), _avals(groups))
 
 
-def _avals(rows: Sequence[Sequence[Work]]) -> dict[Value, Any]:
+def _order(plan: LoweredPlan, seconds: Callable[[int, Action], float] | None) -> tuple[int, ...]:
+    """Returns the numbers of all transfers in one order, of which every row's is a part.
+
+    Issuing them in it cannot deadlock; none waits behind one whose values are made much later.
+    """
+
+    def duration_s(rank: int, actions: tuple[Action, ...]) -> float:
+        return sum(1.0 if seconds is None else seconds(rank, action) for action in actions)
+
+    walk = TableWalk(plan, Mode.RENDEZVOUS, duration_s)
+    numbers = {transfer: number for number, transfer in enumerate(plan.transfers)}
+    # Sorting is stable: of one time, they stay in an order that keeps the dependences.
+    return tuple(numbers[t] for t in sorted(walk.moves, key=lambda t: walk.moves[t][0]))
+
+
+def _carried(
+    transfers: Sequence[Transfer], groups: Sequence[Sequence[Group]]
+) -> tuple[tuple[Value, ...], ...]:
+    """Returns what each transfer carries: what its source makes, if the target reads it."""
+    flat = [[work for group in row for work in group.works] for row in groups]
+    made = [{v for w in row for v in w.writes} for row in flat]
+    read = [{v for w in row for v in w.reads} for row in flat]
+    crossing: dict[tuple[int, Place, int, int], list[Value]] = {}
+    for rank, values in enumerate(made):
+        for v in values:
+            if v.place in (Place.FORWARD, Place.BACKWARD):
+                crossing.setdefault((rank, v.place, v.stage, v.microbatch), []).append(v)
+
+    def of(t: Transfer) -> list[Value]:
+        match t.kind:
+            case Cargo.OUTPUT:
+                key = (t.source, Place.FORWARD, t.stage, t.microbatch)
+            case Cargo.GRADIENT:  # named by the stage whose outputs they are the gradients of
+                key = (t.source, Place.BACKWARD, t.stage - 1, t.microbatch)
+            case Cargo.RESULTS:
+                return [v for v in made[t.source] if v.place is Place.EMIT and v.index in t.parts]
+            case Cargo.SUMS:
+                return [Value(Place.TOTAL, -1, -1, u) for u in t.parts]
+            case Cargo.PARAMETERS:
+                return [Value(Place.PARAM, -1, -1, u) for u in t.parts]
+        return [v for v in crossing.get(key, ()) if v in read[t.target]]
+
+    return tuple(tuple(sorted(of(t))) for t in transfers)
+
+
+def _avals(groups: Sequence[Sequence[Group]]) -> dict[Value, Any]:
     found: dict[Value, Any] = {}
-    for work in (w for row in rows for w in row):
+    for work in (w for row in groups for g in row for w in g.works):
         found.update(zip(work.reads, work.program.jaxpr.in_avals, strict=True))
         found.update(zip(work.writes, work.program.jaxpr.out_avals, strict=True))
     return found
@@ -102,96 +146,6 @@ class _Programs:
         return self.numbers[key]
 
 
-def _transfers(rows: Sequence[Sequence[Work]]) -> tuple[Transfer, ...]:
-    """One per boundary and microbatch whose two sides are on different ranks."""
-    homes = {v: (r, w) for r, row in enumerate(rows) for w in row for v in w.writes}
-    leaves: dict[tuple[int, int, str, int, int], set[Value]] = defaultdict(set)
-    for rank, row in enumerate(rows):
-        for work in row:
-            for value in work.reads:
-                if value.place not in CROSSING or value not in homes:
-                    continue
-                source, maker = homes[value]
-                if source != rank:
-                    kind = "F" if value.place is Place.FORWARD else "B"
-                    key = (source, rank, kind, maker.action.stage, value.microbatch)
-                    leaves[key].add(value)
-    return tuple(Transfer(*key, tuple(sorted(values))) for key, values in leaves.items())
-
-
-def _ownership(
-    rows: Sequence[Sequence[Work]], num_units: int
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Owner and holders of each parameter: the rank of the lowest stage that reads it owns it.
-
-    A stage that two ranks hold makes both of them holders.
-    """
-    first: dict[int, tuple[int, int]] = {}
-    held: list[set[int]] = [set() for _ in range(num_units)]
-    for rank, row in enumerate(rows):
-        for work in row:
-            for value in (*work.reads, *work.writes):
-                if value.place not in (Place.PARAM, Place.TOTAL):
-                    continue
-                held[value.index].add(rank)
-                mine = (work.action.stage, rank)
-                first[value.index] = min(first.get(value.index, mine), mine)
-    owners = tuple(first[u][1] if u in first else -1 for u in range(num_units))
-    return owners, tuple(tuple(sorted(ranks)) for ranks in held)
-
-
-def _summed(row: Sequence[Work]) -> set[int]:
-    return {v.index for w in row for v in w.writes if v.place is Place.TOTAL}
-
-
-def _gradient_returns(
-    owners: Sequence[int], holders: Sequence[Sequence[int]], rows: Sequence[Sequence[Work]]
-) -> tuple[Transfer, ...]:
-    """Gradient sums of parameters that several ranks hold, sent to the owner."""
-    summed = [_summed(row) for row in rows]
-    pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for unit, owner in enumerate(owners):
-        for rank in holders[unit]:
-            if rank != owner and unit in summed[rank]:
-                pairs[rank, owner].append(unit)
-    return tuple(
-        Transfer(*pair, "G", -1, -1, tuple(Value(Place.TOTAL, -1, -1, u) for u in units))
-        for pair, units in pairs.items()
-    )
-
-
-def _emit_returns(rows: Sequence[Sequence[Work]]) -> tuple[Transfer, ...]:
-    """Results that several ranks make (a bidirectional pipeline's loss), sent to the first."""
-    made = {
-        (v, rank)
-        for rank, row in enumerate(rows)
-        for w in row
-        for v in w.writes
-        if v.place is Place.EMIT
-    }
-    homes: dict[int, int] = {}
-    for value, rank in made:
-        homes[value.index] = min(homes.get(value.index, rank), rank)
-    pairs: dict[tuple[int, int], list[Value]] = defaultdict(list)
-    for value, rank in sorted(made):
-        if rank != homes[value.index]:
-            pairs[rank, homes[value.index]].append(value)
-    return tuple(Transfer(*pair, "E", -1, -1, tuple(values)) for pair, values in pairs.items())
-
-
-def _refreshes(owners: Sequence[int], holders: Sequence[Sequence[int]]) -> tuple[Transfer, ...]:
-    """Updated parameters, sent from their owner to every other holder."""
-    pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for unit, owner in enumerate(owners):
-        for rank in holders[unit]:
-            if rank != owner:
-                pairs[owner, rank].append(unit)
-    return tuple(
-        Transfer(*pair, "P", -1, -1, tuple(Value(Place.PARAM, -1, -1, u) for u in units))
-        for pair, units in pairs.items()
-    )
-
-
 class _RankBuilder:
     """Lays out one rank's slots and instructions."""
 
@@ -199,6 +153,7 @@ class _RankBuilder:
         self,
         rank: int,
         transfers: Sequence[Transfer],
+        values: Sequence[Sequence[Value]],
         batch_layouts: Sequence[Layout],
         table: _Programs,
         recipes: dict[tuple[int, Recipe], int],
@@ -207,23 +162,23 @@ class _RankBuilder:
         self.rank = rank
         self.batch_layouts = batch_layouts
         self.table, self.recipes, self.names = table, recipes, names
+        self.transfers, self.values = transfers, values
+        self.numbers = {transfer: number for number, transfer in enumerate(transfers)}
         self.arriving = {
             v: k
             for k, t in enumerate(transfers)
-            if t.target == rank and t.kind in "FB"
-            for v in t.values
+            if t.target == rank and t.kind.crosses_stages
+            for v in values[k]
         }
         self.leaving = {
-            v: [] for t in transfers if t.source == rank and t.kind in "FB" for v in t.values
+            v
+            for k, t in enumerate(transfers)
+            if t.source == rank and t.kind.crosses_stages
+            for v in values[k]
         }
-        for k, t in enumerate(transfers):
-            if t.source == rank and t.kind in "FB":
-                for v in t.values:
-                    self.leaving[v].append(k)
-        self.transfers = transfers
         self.slots: dict[Value, int] = {}
 
-    def build(self, row: Sequence[Group]) -> RankProgram:
+    def build(self, plan: LoweredPlan, row: Sequence[Group]) -> RankProgram:
         flat = [w for g in row for w in g.works]
         written = {v for w in flat for v in w.writes}
         read = {v for w in flat for v in w.reads}
@@ -254,9 +209,9 @@ class _RankBuilder:
         )
         for value in ordered:
             self._slot(value)
-        body = self._body(row)
-        extra, tail = self._returns()
+        body = self._body(plan, row)
         results = self._results(written, state)
+        extra = tuple((v.index, slot) for v, slot in self.slots.items() if v.place is Place.OTHER)
         kept = {self.slots[v] for v in ordered if v.place is Place.TOTAL}
         kept |= {slot for _, slot in (*results, *extra)}
         return RankProgram(
@@ -266,7 +221,7 @@ class _RankBuilder:
             state=tuple(state),
             batch=tuple(batch),
             totals=tuple(totals),
-            body=_with_frees([*body, *tail], kept, len(params) + len(constants)),
+            body=_with_frees(body, kept, len(params) + len(constants)),
             num_slots=len(self.slots),
             results=results,
             extra_totals=extra,
@@ -275,46 +230,57 @@ class _RankBuilder:
     def _slot(self, value: Value) -> int:
         return self.slots.setdefault(value, len(self.slots))
 
-    def _body(self, row: Sequence[Group]) -> list[Instruction]:
+    def _body(self, plan: LoweredPlan, row: Sequence[Group]) -> list[Operation]:
         last_read = {v: at for at, g in enumerate(row) for w in g.works for v in w.reads}
-        received: set[int] = set()
-        body: list[Instruction] = []
-        for at, group in enumerate(row):
-            written = (v for w in group.works for v in w.writes)
-            later = {v for v in written if last_read.get(v, -1) > at}
+        posted: dict[int, Receive] = {}
+        body: list[Operation] = []
+        units = iter(enumerate(row))
+        for x in plan.ranks[self.rank]:
+            if isinstance(x, Send):
+                if x.transfer.kind is not Cargo.PARAMETERS:  # sent when there are new ones
+                    body.append(self._send(x))
+                continue
+            if isinstance(x, Receive):
+                if x.transfer.kind is not Cargo.PARAMETERS:
+                    posted[self.numbers[x.transfer]] = x
+                    body.append(Operation(Do.POST, self.numbers[x.transfer], (), (), (), x))
+                continue
+            at, group = next(units)
             for value in dict.fromkeys(v for w in group.works for v in w.reads):
                 k = self.arriving.get(value)
-                if k is not None and k not in received:
-                    received.add(k)
-                    body.append(self._receive(k))
-            body.append(self._run(group, later))
-            sent = dict.fromkeys(
-                k for w in group.works for v in w.writes for k in self.leaving.get(v, ())
-            )
-            body += [self._send(k) for k in sent]
+                if k in posted:
+                    body.append(self._receive(k, posted.pop(k)))
+            if group.works:
+                written = (v for w in group.works for v in w.writes)
+                later = {v for v in written if last_read.get(v, -1) > at}
+                body.append(self._run(group, later))
+        body += [self._receive(k, x) for k, x in posted.items()]  # sums and results
         return body
 
-    def _receive(self, k: int) -> Instruction:
-        writes = tuple(self._slot(v) for v in self.transfers[k].values)
-        return Instruction(Do.RECEIVE, k, (), writes, (), self.transfers[k].name)
+    def _receive(self, k: int, of: Receive) -> Operation:
+        values = self.values[k]
+        if of.transfer.kind is Cargo.SUMS:  # the rank may have a sum of its own
+            values = [Value(Place.OTHER, of.transfer.source, -1, v.index) for v in values]
+        writes = tuple(self._slot(v) for v in values)
+        return Operation(Do.RECEIVE, k, (), writes, (), of, posted=True)
 
-    def _send(self, k: int) -> Instruction:
-        reads = tuple(self.slots[v] for v in self.transfers[k].values)
-        return Instruction(Do.SEND, k, reads, (), (), self.transfers[k].name)
+    def _send(self, of: Send) -> Operation:
+        k = self.numbers[of.transfer]
+        return Operation(Do.SEND, k, tuple(self.slots[v] for v in self.values[k]), (), (), of)
 
-    def _run(self, group: Group, later: set[Value]) -> Instruction:
+    def _run(self, group: Group, later: set[Value]) -> Operation:
         recipe, inputs, outputs = self._recipe(group, later)
         key = (self.rank, recipe)
         if key not in self.recipes:
             self.recipes[key] = len(self.recipes)
-            self.names.append(group.name)
-        return Instruction(
+            self.names.append(str(group.unit))
+        return Operation(
             Do.RUN,
             self.recipes[key],
             tuple(self._slot(v) for v in inputs),
             tuple(self._slot(v) for v in outputs),
             (),
-            group.name,
+            group.unit,
         )
 
     def _recipe(
@@ -368,35 +334,12 @@ class _RankBuilder:
             case _:
                 return Layout.STACKED
 
-    def _returns(self) -> tuple[tuple[tuple[int, int], ...], list[Instruction]]:
-        """Gradient sums of shared parameters, and results that belong to another rank's: sent
-        to the rank that joins them, or received there."""
-        extra: list[tuple[int, int]] = []
-        tail: list[Instruction] = []
-        for k, transfer in enumerate(self.transfers):
-            if transfer.kind not in "GE":
-                continue
-            if transfer.source == self.rank:
-                tail.append(self._send(k))
-            if transfer.target == self.rank and transfer.kind == "E":
-                tail.append(self._receive(k))
-            if transfer.target == self.rank and transfer.kind == "G":
-                first = len(self.slots)
-                for i, value in enumerate(transfer.values):
-                    self.slots[replace(value, stage=transfer.source)] = first + i
-                    extra.append((value.index, first + i))
-                writes = tuple(range(first, first + len(transfer.values)))
-                tail.append(Instruction(Do.RECEIVE, k, (), writes, (), transfer.name))
-        # Sends first: the owner of one parameter may be a plain holder of another.
-        tail.sort(key=lambda i: i.do is Do.RECEIVE)
-        return tuple(extra), tail
-
     def _results(
         self, written: set[Value], state: Sequence[Value]
     ) -> tuple[tuple[Value, int], ...]:
-        ends = [t for t in self.transfers if t.kind == "E"]
-        received = {v for t in ends if t.target == self.rank for v in t.values}
-        sent = {v for t in ends if t.source == self.rank for v in t.values}
+        ends = [(t, v) for t, v in zip(self.transfers, self.values, strict=True) if t.kind == "E"]
+        received = {v for t, values in ends if t.target == self.rank for v in values}
+        sent = {v for t, values in ends if t.source == self.rank for v in values}
         emits = sorted({v for v in written if v.place is Place.EMIT} - sent | received)
         final: dict[int, Value] = {}
         for value in sorted(v for v in written | set(state) if v.place is Place.STATE):
@@ -405,68 +348,17 @@ class _RankBuilder:
 
 
 def _with_frees(
-    body: Sequence[Instruction], kept: set[int], num_permanent: int
-) -> tuple[Instruction, ...]:
-    """Returns `body` with each slot freed by the last instruction that touches it.
+    body: Sequence[Operation], kept: set[int], num_permanent: int
+) -> tuple[Operation, ...]:
+    """Returns `body` with each slot freed by the last operation that touches it.
 
     Parameters and constants stay referenced elsewhere, so clearing them would free nothing.
     """
     done = set(kept) | set(range(num_permanent))
     result = []
-    for instruction in reversed(body):
-        touched = dict.fromkeys((*instruction.reads, *instruction.writes))
+    for operation in reversed(body):
+        touched = dict.fromkeys((*operation.reads, *operation.writes))
         frees = tuple(s for s in touched if s not in done)
         done |= set(frees)
-        result.append(
-            Instruction(
-                instruction.do,
-                instruction.target,
-                instruction.reads,
-                instruction.writes,
-                frees,
-                instruction.name,
-            )
-        )
+        result.append(replace(operation, frees=frees))
     return tuple(reversed(result))
-
-
-def _order(
-    ranks: Sequence[RankProgram],
-    transfers: Sequence[Transfer],
-    seconds: Callable[[int, Action], float],
-) -> tuple[int, ...]:
-    """Returns all transfers in the order in which a run with these times makes their values.
-
-    It is a linear extension of the dependences, so issuing in it cannot deadlock. New
-    parameters (`P`) come after everything else. Raises `ScheduleError` if the lists deadlock.
-    """
-    position, clock = [0] * len(ranks), [0.0] * len(ranks)
-    made: dict[int, float] = {}  # in an order that keeps dependences, for equal times
-    moved = True
-    while moved:
-        moved = False
-        for r, program in enumerate(ranks):
-            while position[r] < len(program.body):
-                instruction = program.body[position[r]]
-                if instruction.do is Do.RECEIVE:
-                    if instruction.target not in made:
-                        break
-                    clock[r] = max(clock[r], made[instruction.target])
-                position[r] += 1
-                moved = True
-                if instruction.do is Do.SEND:
-                    made[instruction.target] = clock[r]
-                if instruction.do is Do.RUN:
-                    actions = map(parse_action, instruction.name.split("+"))
-                    clock[r] += sum(seconds(program.rank, action) for action in actions)
-                    break
-    stuck = [
-        f"rank {p.rank} waits at {p.body[position[r]].name} (instruction {position[r]} of "
-        f"{len(p.body)})"
-        for r, p in enumerate(ranks)
-        if position[r] < len(p.body)
-    ]
-    if stuck:
-        raise ScheduleError("the schedule deadlocks: " + "; ".join(stuck))
-    sent = sorted(made, key=lambda k: made[k])
-    return (*sent, *(k for k, t in enumerate(transfers) if t.kind == "P"))

@@ -13,16 +13,20 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from octojax import compat
 from octojax.errors import NonFiniteError
-from octojax.executor.instructions import Do
 from octojax.executor.lower import Lowered
 from octojax.executor.run import Walk
+from octojax.ir import Run
+from octojax.jaxprs.shardings import apply, evaluate
 from octojax.programs.recipe import Layout, Recipe, accumulator_dtype, raw, unstored
 
 
-def non_finite(lowered: Lowered, walk: Walk, slots: Sequence[Any]) -> NonFiniteError:
+def non_finite(
+    lowered: Lowered, walk: Walk, slots: Sequence[Any], shards: int = 1
+) -> NonFiniteError:
     """Returns the error that names rank, action, operation and the user's line.
 
-    `walk` stands at the instruction whose results JAX refused; `slots` are as it read them.
+    `walk` stands at the operation whose results JAX refused; `slots` are as it read them, on
+    a rank whose rows lie in `shards` on its data axis.
     """
     infinite = bool(jax.config.jax_debug_infs)  # type: ignore[attr-defined]
     what = "a NaN or an infinity" if infinite else "a NaN"
@@ -30,17 +34,17 @@ def non_finite(lowered: Lowered, walk: Walk, slots: Sequence[Any]) -> NonFiniteE
     if walk.at < 0:
         return NonFiniteError(f"{begin}: the batch itself has it")
     body = walk.program.body
-    if walk.at >= len(body) or body[walk.at].do is not Do.RUN:
+    if walk.at >= len(body) or not isinstance(body[walk.at].of, Run):
         return NonFiniteError(begin)
-    instruction = body[walk.at]
-    recipe = lowered.step.recipes[instruction.target][1]
-    arguments = [slots[i] for i in instruction.reads]
+    operation = body[walk.at]
+    assert isinstance(operation.of, Run)
+    recipe = lowered.step.recipes[operation.target][1]
+    arguments = [slots[i] for i in operation.reads]
     with jax.debug_nans(False), jax.debug_infs(False):
         bad = any_non_finite(infinite)
-        for shard in _shards(recipe, arguments):
-            for call, action in zip(
-                _calls(recipe, lowered.jaxprs, shard), instruction.name.split("+"), strict=False
-            ):
+        for shard in _shards(recipe, arguments, shards):
+            calls = _calls(recipe, lowered.jaxprs, shard)
+            for call, action in zip(calls, operation.of.actions, strict=False):
                 jaxpr, values = call
                 if any(map(bad, values)):
                     return NonFiniteError(
@@ -110,9 +114,7 @@ def _results(eqn: JaxprEqn, values: list[Any], bad: Callable[[Any], bool]) -> Se
         return _evaluate(inner, values, bad)
     if name == "scan" and len(params["jaxpr"].in_avals) == len(values):
         return _scan(params, values, bad)
-    inputs = [compat.new_var(compat.aval_of(atom)) for atom in eqn.invars]
-    alone = eqn.replace(invars=[*inputs])
-    return compat.eval_jaxpr(compat.new_jaxpr(inputs, eqn.outvars, [alone]), values)
+    return apply(eqn, values, None)
 
 
 def _scan(params: Any, values: list[Any], bad: Callable[[Any], bool]) -> list[Any]:
@@ -128,14 +130,13 @@ def _scan(params: Any, values: list[Any], bad: Callable[[Any], bool]) -> list[An
     return [*carry, *(jnp.stack(column) for column in zip(*rows, strict=True))]
 
 
-def _shards(recipe: Recipe, arguments: Sequence[Any]) -> list[list[Any]]:
+def _shards(recipe: Recipe, arguments: Sequence[Any], shards: int) -> list[list[Any]]:
     """The arguments of each data shard; accumulators may have been given away and are None."""
     alive = [None if x.is_deleted() else jax.device_get(x) for x in arguments]
     stacked = [
         x for x, layout in zip(arguments, recipe.layouts, strict=True) if layout is Layout.STACKED
     ]
-    size = len(arguments[0].sharding.device_set) if arguments else 1
-    if size == 1 or not stacked:
+    if shards == 1 or not stacked:
         return [alive]
 
     def piece(value: Any, layout: Layout, shard: int) -> Any:
@@ -143,12 +144,12 @@ def _shards(recipe: Recipe, arguments: Sequence[Any]) -> list[list[Any]]:
             return value
         if layout is Layout.STACKED:
             return value[shard]
-        rows = value.shape[0] // size
+        rows = value.shape[0] // shards
         return value[shard * rows : (shard + 1) * rows]
 
     return [
         [piece(x, layout, s) for x, layout in zip(alive, recipe.layouts, strict=True)]
-        for s in range(size)
+        for s in range(shards)
     ]
 
 
@@ -164,7 +165,7 @@ def _calls(
             for i, aval in zip(call.reads, closed.in_avals, strict=True)
         ]
         yield closed, values
-        results = compat.eval_jaxpr(closed, values)
+        results = evaluate(closed, values, None)
         for i, total, value in zip(call.writes, call.adds, results, strict=True):
             if i >= 0 and total < 0:
                 known[i] = raw(value)

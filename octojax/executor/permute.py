@@ -21,10 +21,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from octojax.errors import ExecutionError, PeerError
-from octojax.executor.instructions import Transfer
 from octojax.executor.record import TransferClock
 from octojax.executor.stop import Stop, Stopped
 from octojax.executor.transport import Arrays, DevicePut, Mailboxes
+from octojax.ir import Transfer
 from octojax.mesh import PipelineMesh, Rank
 from octojax.processes import several, wait
 from octojax.programs.build import Job, compile_all

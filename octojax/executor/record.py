@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from octojax.executor.instructions import Do, Instruction, Transfer
-from octojax.ir import ActionSpan, Schedule, Timeline, parse_item
+from octojax.executor.instructions import Operation
+from octojax.ir import ActionSpan, Run, Schedule, Timeline, Transfer
 from octojax.simulate.timelines import Move, timeline_of
 
 Span = tuple[float, float]
@@ -22,12 +22,12 @@ class TransferClock:
         self.spans[number] = (max(before[0], start_s), max(before[1], end_s))
 
 
-def action_spans(rank: int, body: Sequence[Instruction], spans: Sequence[Span]) -> list[ActionSpan]:
-    """Returns the spans of what rank `rank` ran, transfers left out."""
+def action_spans(rank: int, body: Sequence[Operation], spans: Sequence[Span]) -> list[ActionSpan]:
+    """Returns the spans of what rank `rank` ran, one action or pair at a time."""
     return [
-        ActionSpan(rank, parse_item(instruction.name), start, end)
-        for instruction, (start, end) in zip(body, spans, strict=True)
-        if instruction.do is Do.RUN
+        ActionSpan(rank, operation.of.items[0], start, end)
+        for operation, (start, end) in zip(body, spans, strict=True)
+        if isinstance(operation.of, Run)
     ]
 
 
@@ -51,7 +51,7 @@ def measured(
     moved = [
         Move(t, moves[k][0] - zero, moves[k][1] - zero, sizes[k])
         for k, t in enumerate(transfers)
-        if k in moves and t.kind in "FB"
+        if k in moves and t.kind.crosses_stages
     ]
     return timeline_of(schedule, spans, moved, memory)
 

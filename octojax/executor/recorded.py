@@ -12,7 +12,7 @@ actions (`0F3+0B3`), its time is divided among them in proportion to their opera
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from time import monotonic
@@ -20,11 +20,21 @@ from typing import Any, NamedTuple
 
 import jax
 
-from octojax.executor.instructions import Do, Instruction, RankProgram
+from octojax.executor.instructions import Do, Operation, RankProgram
 from octojax.executor.lower import Lowered
 from octojax.executor.record import Span, TransferClock, measured
 from octojax.executor.run import Bound, run_recorded
-from octojax.ir import Action, ActionSpan, Kind, Schedule, Timeline, parse_action, parse_item
+from octojax.ir import (
+    Action,
+    ActionSpan,
+    Instruction,
+    Item,
+    Kind,
+    Run,
+    Schedule,
+    Timeline,
+    parse_item,
+)
 from octojax.jaxprs.count import operations
 from octojax.processes import clock_offset_s, everyone
 
@@ -34,9 +44,9 @@ CLOCKS_EVERY = 50
 
 
 class Part(NamedTuple):
-    """One action of a program: its name, and which part of the program's time it has."""
+    """One action of a program, and which part of the program's time it has."""
 
-    name: str
+    action: Action
     begin: float
     end: float
 
@@ -70,12 +80,9 @@ class Ledger:
         if rank in self.parts:
             return
         body = lowered.step.ranks[rank].body
-        runs = [i.do is Do.RUN for i in body]
-        self.parts[rank] = [
-            _parts(lowered, i) if run else [] for i, run in zip(body, runs, strict=True)
-        ]
+        self.parts[rank] = [_parts(lowered, x, x.of) if isinstance(x.of, Run) else [] for x in body]
         self.within[rank] = [
-            _inside_bytes(lowered, i) if run else 0 for i, run in zip(body, runs, strict=True)
+            _inside_bytes(lowered, x, x.of) if isinstance(x.of, Run) else 0 for x in body
         ]
 
 
@@ -89,16 +96,18 @@ class Recorder:
 
     def loop(self, rank: int) -> Callable[[Iterable[Bound], list[Any]], None]:
         """Returns a `run_rank` that notes what rank `rank` does."""
-        return self._timed(rank) if rank in self.ledger.made else self._weighed(rank)
+        return self.timed(rank) if rank in self.ledger.made else self._weighed(rank)
 
-    def _timed(self, rank: int) -> Callable[[Iterable[Bound], list[Any]], None]:
+    def timed(self, rank: int) -> Callable[[Iterable[Bound], list[Any]], None]:
+        """Returns a `run_rank` that reads the clock around every operation of rank `rank`."""
+
         def run(bound: Iterable[Bound], slots: list[Any]) -> None:
             self.ticks[rank] = run_recorded(bound, slots, monotonic, jax.block_until_ready)
 
         return run
 
     def _weighed(self, rank: int) -> Callable[[Iterable[Bound], list[Any]], None]:
-        """Like `_timed`, and writes the sizes into the ledger."""
+        """Like `timed`, and writes the sizes into the ledger."""
 
         def run(bound: Iterable[Bound], slots: list[Any]) -> None:
             sizes = [0 if value is None else value.nbytes for value in slots]
@@ -134,7 +143,7 @@ def action_times(recorder: Recorder, lowered: Lowered) -> list[tuple[int, Action
         for (_, end), parts in zip(ticks, ledger.parts[rank], strict=True):
             if parts:
                 took = end - start
-                found += [(rank, parse_action(p.name), took * (p.end - p.begin)) for p in parts]
+                found += [(rank, p.action, took * (p.end - p.begin)) for p in parts]
                 start = end
     return found
 
@@ -158,15 +167,12 @@ def timeline_of(
     spans = {k: (a - offset, b - offset) for k, (a, b) in recorder.clock.spans.items()}
     mine = {
         "actions": [
-            (
-                rank,
-                part.name,
-                start + (end - start) * part.begin - offset,
-                start + (end - start) * part.end - offset,
-            )
+            (rank, str(item), start - offset, end - offset)
             for rank, ticks in recorder.ticks.items()
-            for (start, end), parts in zip(ticks, ledger.parts[rank], strict=True)
-            for part in parts
+            for operation, tick, parts in zip(
+                lowered.step.ranks[rank].body, ticks, ledger.parts[rank], strict=True
+            )
+            for item, start, end in _items(operation.of, tick, parts)
         ],
         "transfers": [(k, *span) for k, span in spans.items()],
         "memory": {
@@ -192,10 +198,9 @@ def timeline_of(
 
 def transfer_bytes(lowered: Lowered, number: int) -> float:
     """Returns the bytes of one transfer between pipeline stages, per data shard."""
-    transfer = lowered.step.transfers[number]
-    if transfer.kind not in "FB":
+    if not lowered.step.transfers[number].kind.crosses_stages:
         return 0.0
-    avals = [lowered.avals[value] for value in transfer.values]
+    avals = [lowered.avals[value] for value in lowered.step.values[number]]
     return float(sum(a.size * a.dtype.itemsize for a in avals))
 
 
@@ -214,18 +219,36 @@ def _joined(
     return actions, moves.spans, memory
 
 
-def _parts(lowered: Lowered, instruction: Instruction) -> list[Part]:
+def executed(recorder: Recorder, lowered: Lowered, rank: int) -> tuple[Instruction, ...]:
+    """Returns what a local rank did in the recorded step, as instructions of the lowered plan."""
+    ran = zip(lowered.step.ranks[rank].body, recorder.ticks[rank], strict=True)
+    return tuple(operation.of for operation, _ in ran if not operation.posted)
+
+
+def _items(
+    of: Instruction, tick: Span, parts: Sequence[Part]
+) -> Iterator[tuple[Item, float, float]]:
+    """Yields what a program ran, with start and end: a pair as a whole, joined actions each."""
+    start, end = tick
+    if isinstance(of, Run) and of.pair:
+        yield of.items[0], start, end
+        return
+    for part in parts:
+        took = end - start
+        yield part.action, start + took * part.begin, start + took * part.end
+
+
+def _parts(lowered: Lowered, operation: Operation, run: Run) -> list[Part]:
     """The actions of one program, in order."""
-    names = instruction.name.split("+")
-    borders = [0.0, *accumulate(_shares(lowered, instruction, len(names)))]
-    return [Part(n, *pair) for n, pair in zip(names, pairwise(borders), strict=True)]
+    borders = [0.0, *accumulate(_shares(lowered, operation, len(run.actions)))]
+    return [Part(a, *pair) for a, pair in zip(run.actions, pairwise(borders), strict=True)]
 
 
-def _shares(lowered: Lowered, instruction: Instruction, count: int) -> list[float]:
+def _shares(lowered: Lowered, operation: Operation, count: int) -> list[float]:
     """How the time of a program divides among its actions: by operations, which add up to 1."""
     if count == 1:
         return [1.0]
-    calls = lowered.step.recipes[instruction.target][1].calls
+    calls = lowered.step.recipes[operation.target][1].calls
     work = [1.0 + sum(map(operations, lowered.jaxprs[call.program].jaxpr.eqns)) for call in calls]
     return [w / sum(work) for w in work]
 
@@ -235,11 +258,11 @@ def _memory(recorder: Recorder, program: RankProgram, offset: float) -> Trace:
     ended; residuals that a forward hands on inside its program are there while that runs."""
     ledger, rank = recorder.ledger, program.rank
     ticks, changes = recorder.ticks[rank], []
-    for instruction, (start, end), change, within in zip(
+    for operation, (start, end), change, within in zip(
         program.body, ticks, ledger.made[rank], ledger.within[rank], strict=True
     ):
-        if change and instruction.do is Do.SEND:
-            moved = recorder.clock.spans.get(instruction.target)
+        if change and operation.do is Do.SEND:
+            moved = recorder.clock.spans.get(operation.target)
             end = end if moved is None else max(end, moved[1])
         if within:
             changes += [(start, within), (end, -within)]
@@ -253,11 +276,10 @@ def _memory(recorder: Recorder, program: RankProgram, offset: float) -> Trace:
     return trace
 
 
-def _inside_bytes(lowered: Lowered, instruction: Instruction) -> int:
+def _inside_bytes(lowered: Lowered, operation: Operation, run: Run) -> int:
     """The bytes that a forward hands to the next action in the same program."""
-    recipe = lowered.step.recipes[instruction.target][1]
-    first = parse_item(instruction.name.split("+")[0])
-    if len(recipe.calls) == 1 or not isinstance(first, Action) or first.kind is not Kind.FORWARD:
+    recipe = lowered.step.recipes[operation.target][1]
+    if len(recipe.calls) == 1 or run.actions[0].kind is not Kind.FORWARD:
         return 0
     call = recipe.calls[0]
     return sum(

@@ -13,7 +13,7 @@ from typing import Any
 
 from octojax.compat import thread_settings
 from octojax.errors import ExecutionError
-from octojax.executor.instructions import Do, Instruction, RankProgram
+from octojax.executor.instructions import Do, Operation, RankProgram
 from octojax.executor.stop import Stop, Stopped
 from octojax.executor.transport import Transport
 
@@ -25,17 +25,17 @@ LOOK_S = 1.0
 
 
 def bind(program: RankProgram, compiled: Sequence[Any], transport: Transport) -> list[Bound]:
-    """Returns the rank's instructions as functions over slots, ready for `run_rank`.
+    """Returns the rank's operations as functions over slots, ready for `run_rank`.
 
     `compiled[i]` runs recipe i; any callable of the same arguments and results will do.
     """
     return [_bound(i, compiled, transport) for i in program.body]
 
 
-def _bound(instruction: Instruction, compiled: Sequence[Any], transport: Transport) -> Bound:
-    reads, writes, frees = instruction.reads, instruction.writes, instruction.frees
-    number = instruction.target
-    match instruction.do:
+def _bound(operation: Operation, compiled: Sequence[Any], transport: Transport) -> Bound:
+    reads, writes, frees = operation.reads, operation.writes, operation.frees
+    number = operation.target
+    match operation.do:
         case Do.RUN:
             return compiled[number], _reader(reads), writes, frees
         case Do.SEND:
@@ -47,6 +47,8 @@ def _bound(instruction: Instruction, compiled: Sequence[Any], transport: Transpo
             return send, _reader(reads), writes, frees
         case Do.RECEIVE:
             return (lambda: transport.receive(number)), _nothing, writes, frees
+        case Do.POST:  # no transport of ours needs to know
+            return tuple, _nothing, (), ()
 
 
 def _nothing(_: list[Any]) -> tuple[()]:

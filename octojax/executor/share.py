@@ -6,7 +6,7 @@ pipeline has drained. It is the only collective over the full axis.
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -171,19 +171,30 @@ class Share:
         return jax.make_array_from_single_device_arrays(row.shape, where, pieces)
 
 
-def shared_exchange(distributed: Any, share: Share) -> Any:
-    """Returns the exchange of an update's phases over several processes.
+class SharedExchange:
+    """The exchange of an update's phases over several processes.
 
     `distributed` is an `octojax.update.plan.Distributed`; see `octojax.update.exchange` for
     what is returned.
     """
 
-    def exchange(phase: int, packed: Mapping[int, jax.Array]) -> dict[int, list[jax.Array]]:
-        step = distributed.phases[phase].exchange
-        rows = share.gather(packed, step.width, np.uint8)
+    def __init__(self, distributed: Any, share: Share) -> None:
+        self._distributed, self._share = distributed, share
+
+    def __call__(self, phase: int, packed: Mapping[int, jax.Array]) -> dict[int, list[jax.Array]]:
+        step = self._distributed.phases[phase].exchange
+        rows = self._share.gather(packed, step.width, np.uint8)
         return {rank: [rows[rank][s] for s in step.needs[rank]] for rank in rows}
 
-    return exchange
+    def move(self, phase: int, rows: Sequence[jax.Array | None]) -> list[jax.Array | None]:
+        share, results = self._share, []
+        for move, row in zip(self._distributed.phases[phase].exchange.moves, rows, strict=True):
+            brought = {} if row is None else {move.source: row.reshape(-1)}
+            size = int(np.prod(move.aval.shape, dtype=np.int64))
+            every = share.gather(brought, size, move.aval.dtype)
+            here = every.get(move.target)
+            results.append(None if here is None else here[move.source].reshape(move.aval.shape))
+        return results
 
 
 def _pieces(value: jax.Array) -> list[jax.Array]:

@@ -18,9 +18,9 @@ import numpy as np
 
 from octojax.compat import copy_to, is_float
 from octojax.errors import ExecutionError
-from octojax.executor.instructions import Transfer
 from octojax.executor.record import TransferClock
 from octojax.executor.stop import Stop
+from octojax.ir import Cargo, Transfer
 
 Arrays = Sequence[jax.Array]
 
@@ -105,7 +105,7 @@ class StandIns:
         local: Collection[int],
     ) -> None:
         self.clock: TransferClock | None = None
-        self.given_away = {k for k, t in enumerate(transfers) if t.kind == "G"}
+        self.given_away = {k for k, t in enumerate(transfers) if t.kind is Cargo.SUMS}
         made: dict[Any, jax.Array] = {}
         self.values: dict[int, list[jax.Array]] = {}
         for number, (transfer, group) in enumerate(zip(transfers, values, strict=True)):

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import jax
 
 from octojax.executor.engine import MakeTransport
-from octojax.executor.instructions import Transfer
 from octojax.executor.transport import DevicePut, Transport
+from octojax.ir import Transfer
 from octojax.mesh import PipelineMesh
 
 NAMES = ("auto", "device_put", "ppermute")

@@ -12,6 +12,7 @@ class Place(enum.StrEnum):
 
     PARAM = "param"  # index: parameter unit
     TOTAL = "total"  # index: parameter unit; the running sum of its gradient on this rank
+    OTHER = "other"  # the same sum, as the rank `stage` made and sent it
     STATE = "state"  # index: leaf of module state, as microbatch `microbatch` finds it
     BATCH = "batch"  # index: leaf of the batch
     SEED = "seed"  # the cotangent of the loss of a microbatch: one

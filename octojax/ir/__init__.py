@@ -5,7 +5,8 @@ Nothing here imports JAX, so reading, checking and simulating plans stays fast.
 
 from octojax.ir.action import Action, Item, Kind, Overlap, parse_action, parse_item
 from octojax.ir.graph import Layer, LayerGraph
-from octojax.ir.lowered import Instruction, LoweredPlan, Receive, Run, Send
+from octojax.ir.instruction import Instruction, Receive, Run, Send
+from octojax.ir.lowered import LoweredPlan
 from octojax.ir.partition import Partition, uniform_partition
 from octojax.ir.placement import Placement
 from octojax.ir.plan import Plan

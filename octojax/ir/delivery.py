@@ -5,13 +5,14 @@ from collections.abc import Iterator
 
 from octojax.ir.exchange import exchanges
 from octojax.ir.faults import ADVICE_RENDEZVOUS, ADVICE_TRANSFER, Entry, Fault, Table
-from octojax.ir.lowered import LoweredPlan, Receive, Run, Send
+from octojax.ir.instruction import Receive, Run, Send
+from octojax.ir.lowered import LoweredPlan
 from octojax.ir.lowering import Crossings, without_transfers
 from octojax.ir.marked import Place
 from octojax.ir.naive import placed_naively
 from octojax.ir.schedule import Schedule
 from octojax.ir.transfer import Transfer, counterpart
-from octojax.ir.walk import Mode, Stuck, Walk
+from octojax.ir.walk import Mode, Stuck, TableWalk
 
 
 def deliverable(subject: Schedule | LoweredPlan) -> None:
@@ -25,7 +26,7 @@ def deliverable(subject: Schedule | LoweredPlan) -> None:
         return
     matched(subject)
     plan = LoweredPlan.of(subject) if isinstance(subject, Schedule) else subject
-    stuck = Walk(plan, Mode.RENDEZVOUS).stuck()
+    stuck = TableWalk(plan, Mode.RENDEZVOUS).stuck()
     plan.note(delivers=not stuck)
     if stuck:
         how = "under blocking rendezvous"
@@ -68,7 +69,7 @@ def naive_deadlock(schedule: Schedule) -> tuple[Stuck, ...]:
     Empty if the naive rule of the paper's Fig. 4(a) is safe for this table (GPipe).
     """
     bare = LoweredPlan.of(without_transfers(schedule))
-    return Walk(placed_naively(bare), Mode.RENDEZVOUS).stuck()
+    return TableWalk(placed_naively(bare), Mode.RENDEZVOUS).stuck()
 
 
 def mismatches(plan: LoweredPlan) -> tuple[Transfer, ...]:

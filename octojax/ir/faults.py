@@ -6,7 +6,8 @@ from typing import NoReturn
 
 from octojax.errors import ScheduleError
 from octojax.ir.action import Action, Item, Overlap
-from octojax.ir.lowered import LoweredPlan, Run
+from octojax.ir.instruction import Run
+from octojax.ir.lowered import LoweredPlan
 from octojax.ir.lowering import actions_of
 from octojax.ir.marked import Place, mark
 from octojax.ir.schedule import Schedule

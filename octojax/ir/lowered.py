@@ -17,84 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from octojax.errors import FormatError, PlanError
-from octojax.ir.action import Action, Item, Kind, Overlap, parse_item
+from octojax.ir.action import Action, Kind, Overlap
+from octojax.ir.cells import IDLE, busy_part, instruction_of, rows_of
 from octojax.ir.files import read_json, read_text
-from octojax.ir.lowering import Crossings, Needs, as_transfer, without_transfers
+from octojax.ir.instruction import Instruction, Rows, Run, Send
+from octojax.ir.lowering import Crossings, Needs, without_transfers
 from octojax.ir.partition import Partition
 from octojax.ir.placement import Placement
 from octojax.ir.plan import Plan
 from octojax.ir.schedule import Schedule
-from octojax.ir.transfer import Cargo, Transfer, counterpart, parse_exchange, sends
+from octojax.ir.shown import count, line
+from octojax.ir.transfer import Cargo, Transfer
 from octojax.ir.wiring import Wiring
 
-_IDLE = "-"
 _HEADS = ("lowered", "partition", "placement", "recompute", "wiring")
 VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Actions that run as one unit: one, an overlapped pair, or several joined in one program.
-
-    Joined actions follow each other and wait for nothing in between. An action of PyTorch's
-    FSDP (`0UNSHARD`) does nothing here.
-    """
-
-    actions: tuple[Action, ...]
-
-    @property
-    def pair(self) -> bool:
-        """Whether this is a forward beside the backward of another microbatch or stage."""
-        if len(self.actions) != 2:
-            return False
-        first, second = self.actions
-        cells = [(a.stage, a.microbatch) for a in self.actions]
-        kinds = (first.kind, second.kind)
-        return kinds == (Kind.FORWARD, Kind.BACKWARD) and cells[0] != cells[1]
-
-    @property
-    def items(self) -> tuple[Item, ...]:
-        """The actions as cells of a schedule: a pair is one."""
-        return (Overlap(*self.actions),) if self.pair else self.actions
-
-    @property
-    def cell(self) -> Item | str:
-        return self.items[0] if len(self.items) == 1 else str(self)
-
-    def __str__(self) -> str:
-        return "+".join(map(str, self.items))
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """The sending side of a transfer: the values leave from here on; the rank does not wait."""
-
-    transfer: Transfer
-
-    @property
-    def cell(self) -> Item | str:
-        return self.transfer.send if self.transfer.kind.crosses_stages else str(self)
-
-    def __str__(self) -> str:
-        return self.transfer.cell(sends=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Receive:
-    """The receiving side: the values may come from here on; who reads them waits for them."""
-
-    transfer: Transfer
-
-    @property
-    def cell(self) -> Item | str:
-        return self.transfer.receive if self.transfer.kind.crosses_stages else str(self)
-
-    def __str__(self) -> str:
-        return self.transfer.cell(sends=False)
-
-
-Instruction = Run | Send | Receive
-Rows = tuple[tuple[Instruction, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -127,6 +64,16 @@ class LoweredPlan:
                 f"{self.placement.num_ranks} ranks; a plan has one row per rank"
             )
 
+    def __repr__(self) -> str:
+        rows = [instruction for row in self.ranks for instruction in row]
+        sends = sum(isinstance(instruction, Send) for instruction in rows)
+        return line("LoweredPlan", self.name, (
+            count(len(self.ranks), "rank"),
+            count(self.partition.num_stages, "stage"),
+            count(len(rows), "instruction"),
+            count(sends, "transfer"),
+        ))  # fmt: skip
+
     @classmethod
     def of(cls, plan: Plan | Schedule, wiring: Wiring | None = None) -> "LoweredPlan":
         """Returns a plan's own instructions: those of its schedule, with its transfers if any.
@@ -138,10 +85,10 @@ class LoweredPlan:
         if isinstance(plan, Schedule):
             plan = Plan(Partition((1,) * plan.num_stages), plan.placement, plan)
         known = wiring or Wiring.chain(plan.num_stages)
-        schedule = plan.schedule if wiring is None else _busy(plan.schedule, wiring)
+        schedule = plan.schedule if wiring is None else busy_part(plan.schedule, wiring)
         bare = without_transfers(schedule)
         crossings = Crossings.of(bare, known)
-        rows = tuple(tuple(_instruction(x, crossings) for x in row) for row in schedule.ranks)
+        rows = tuple(tuple(instruction_of(x, crossings) for x in row) for row in schedule.ranks)
         lowered = cls(rows, plan.partition, plan.placement, known, plan.recompute, plan.name)
         lowered.__dict__.update(schedule=bare, crossings=crossings)
         return lowered
@@ -262,7 +209,7 @@ class LoweredPlan:
     @property
     def lines(self) -> tuple[str, ...]:
         """One line of text per rank."""
-        return tuple(" ".join(map(str, row)) or _IDLE for row in self.ranks)
+        return tuple(" ".join(map(str, row)) or IDLE for row in self.ranks)
 
     @classmethod
     def parse(cls, text: str, name: str = "text") -> "LoweredPlan":
@@ -275,7 +222,7 @@ class LoweredPlan:
         while lines and lines[0].split(" ", 1)[0] in _HEADS:
             head, _, rest = lines.pop(0).partition(" ")
             heads[head] = rest
-        rows = [[cell for cell in line.split() if cell != _IDLE] for line in lines]
+        rows = [[cell for cell in line.split() if cell != IDLE] for line in lines]
         if not heads:
             return _bare(rows, name)
         missing = [head for head in _HEADS if head not in heads]
@@ -284,7 +231,7 @@ class LoweredPlan:
         partition = Partition.parse(heads["partition"])
         wiring = Wiring.parse(heads["wiring"], partition.num_stages)
         return cls(
-            _typed(rows, name, wiring),
+            rows_of(rows, name, wiring),
             partition,
             Placement.parse(heads["placement"], len(rows)),
             wiring,
@@ -330,11 +277,11 @@ class LoweredPlan:
         lines = data.get("ranks")
         if not isinstance(lines, list) or not all(isinstance(x, str) for x in lines):
             raise FormatError(f"{name}: 'ranks' must be a list of text, one line per rank")
-        rows = [[cell for cell in line.split() if cell != _IDLE] for line in lines]
+        rows = [[cell for cell in line.split() if cell != IDLE] for line in lines]
         try:
             wiring = Wiring.from_json(data["wiring"], f"{name}: wiring")
             return cls(
-                _typed(rows, name, wiring),
+                rows_of(rows, name, wiring),
                 Partition(tuple(map(int, data["partition"]))),
                 Placement(tuple(tuple(map(int, r)) for r in data["placement"]), len(lines)),
                 wiring,
@@ -359,30 +306,9 @@ class LoweredPlan:
         return cls.from_json(read_json(path), str(path))
 
 
-def _busy(schedule: Schedule, wiring: Wiring) -> Schedule:
-    """The schedule without what has nothing to do."""
-
-    def busy(item: Item) -> bool:
-        if isinstance(item, Overlap):
-            return True
-        if item.kind.transfers:
-            send = item if sends(item) else counterpart(item)
-            return wiring.carries(Cargo(send.kind.value[-1]), send.stage)
-        return item.kind.computes and (item.stage, item.kind) not in wiring.idle
-
-    return Schedule(tuple(tuple(filter(busy, row)) for row in schedule.ranks))
-
-
-def _instruction(item: Item, crossings: Crossings) -> Instruction:
-    if isinstance(item, Action) and item.kind.transfers:
-        transfer = as_transfer(item, crossings)
-        return Send(transfer) if sends(item) else Receive(transfer)
-    return Run(item.actions if isinstance(item, Overlap) else (item,))
-
-
 def _bare(rows: list[list[str]], name: str) -> LoweredPlan:
     """Rows alone: one layer per stage, and the wiring of a model of which nothing is known."""
-    ranks = _typed(rows, name, None)
+    ranks = rows_of(rows, name, None)
     stages = 1 + max((a.stage for row in ranks for x in row for a in _actions(x)), default=-1)
     if not stages:
         raise FormatError(f"{name}: no action in {len(rows)} rows; expected some such as 0F0")
@@ -396,39 +322,3 @@ def _bare(rows: list[list[str]], name: str) -> LoweredPlan:
 
 def _actions(instruction: Instruction) -> tuple[Action, ...]:
     return instruction.actions if isinstance(instruction, Run) else ()
-
-
-def _typed(rows: list[list[str]], name: str, wiring: Wiring | None) -> Rows:
-    read = [
-        [_read(cell, name, row, at) for at, cell in enumerate(cells)]
-        for row, cells in enumerate(rows)
-    ]
-    computing = Schedule(
-        tuple(tuple(i for x in row if isinstance(x, Run) for i in x.items) for row in read)
-    )
-    crossings = Crossings.of(computing, wiring)
-    return tuple(
-        tuple(_instruction(x, crossings) if isinstance(x, Action) else x for x in row)
-        for row in read
-    )
-
-
-def _read(text: str, name: str, row: int, at: int) -> Instruction | Action:
-    """One cell; sends and receives of PyTorch's tables stay actions until all rows are read."""
-    try:
-        exchange = parse_exchange(text.strip())
-        if exchange is not None:
-            return Send(exchange[1]) if exchange[0] else Receive(exchange[1])
-        items = tuple(parse_item(part) for part in text.split("+"))
-    except FormatError as error:
-        raise FormatError(f"{name}: row {row} (rank {row}), cell {at}: {error}") from None
-    first = items[0]
-    if len(items) == 1 and isinstance(first, Action) and first.kind.transfers:
-        return first
-    wrong = [str(x) for x in items if not isinstance(x, Action) or x.kind.transfers]
-    if len(items) > 1 and wrong:
-        raise FormatError(
-            f"{name}: row {row} (rank {row}), cell {at}: {', '.join(wrong)} cannot be joined "
-            f"with others; only actions that compute can"
-        )
-    return Run(tuple(a for x in items for a in (x.actions if isinstance(x, Overlap) else (x,))))

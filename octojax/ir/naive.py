@@ -6,7 +6,8 @@ repairs it.
 
 from collections.abc import Iterator
 
-from octojax.ir.lowered import Instruction, LoweredPlan, Receive, Run, Send
+from octojax.ir.instruction import Instruction, Receive, Run, Send
+from octojax.ir.lowered import LoweredPlan
 from octojax.ir.lowering import Crossings, without_transfers
 from octojax.ir.schedule import Schedule
 

@@ -12,6 +12,7 @@ from octojax.ir.partition import Partition
 from octojax.ir.placement import Placement
 from octojax.ir.prediction import Prediction
 from octojax.ir.schedule import Schedule
+from octojax.ir.shown import count, duration, line, picture, short
 
 VERSION = 1
 _FIELDS = (
@@ -89,6 +90,21 @@ class Plan:
         """Returns the plan with another order of work, whose time nobody has predicted yet."""
         kept = self.prediction if schedule == self.schedule else None
         return replace(self, schedule=schedule, prediction=kept)
+
+    def __repr__(self) -> str:
+        recomputed, predicted = sum(self.recompute), self.prediction
+        return line("Plan", self.name, (
+            count(self.num_ranks, "rank"),
+            f"{count(self.num_stages, 'stage')} of {short(str(self.partition))} layers on ranks "
+            f"{short(str(self.placement))}",
+            count(self.num_microbatches, "microbatch"),
+            f"{recomputed} recomputed" if recomputed else "",
+            f"{duration(predicted.makespan_s)} under profile {short(predicted.profile)!r}"
+            if predicted else "",
+        ))  # fmt: skip
+
+    def _repr_html_(self) -> str | None:
+        return picture(self)
 
     def __str__(self) -> str:
         head = f"plan {self.name}".strip()

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import numbers
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -12,6 +13,7 @@ from typing import Any
 
 from octojax.errors import FormatError, ProfileError
 from octojax.ir.files import read_json
+from octojax.ir.shown import count, duration, line, picture, short
 
 VERSION = 1
 
@@ -195,6 +197,18 @@ class Profile:
                 f"profile {self.name!r}: stages_of = {_short(sizes)}, expected the number of "
                 f"layers of each of its {len(self.layers)} stages, whole numbers >= 1"
             )
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(self.kinds).most_common())
+        return line("Profile", self.name, (
+            f"{count(self.num_layers, 'layer')} ({short(kinds)})",
+            f"{duration(sum(x.compute_s for x in self.layers))} a microbatch",
+            "" if self.ranks is None else count(self.ranks, "rank"),
+            f"machine {short(self.machine.name)!r}",
+        ))  # fmt: skip
+
+    def _repr_html_(self) -> str | None:
+        return picture(self)
 
     @property
     def num_layers(self) -> int:

@@ -11,6 +11,7 @@ from octojax.errors import FormatError
 from octojax.ir.action import Action, Item, Overlap, parse_item
 from octojax.ir.files import read_text
 from octojax.ir.placement import Placement
+from octojax.ir.shown import count, line, picture, short
 
 _IDLE = "-"  # the line of a rank without work
 
@@ -28,6 +29,18 @@ class Schedule:
 
     def __str__(self) -> str:
         return "\n".join(" ".join(map(str, rank)) or _IDLE for rank in self.ranks)
+
+    def __repr__(self) -> str:
+        first = " ".join(map(str, self.ranks[0][:9])) if self.ranks else ""
+        return line("Schedule", "", (
+            count(self.num_ranks, "rank"),
+            count(self.num_stages, "stage"),
+            count(self.num_microbatches, "microbatch"),
+            f"{count(sum(map(len, self.ranks)), 'action')}: {short(first)}",
+        ))  # fmt: skip
+
+    def _repr_html_(self) -> str | None:
+        return picture(self)
 
     @classmethod
     def parse(cls, text: str, name: str = "text") -> "Schedule":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octojax.ir.action import Item
+from octojax.ir.shown import count, duration, line, picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,19 @@ class Timeline:
     """Every idle time of every rank, by what it waited for."""
     unit: str = "s"
     """What the times are in: seconds, or "units" where costs are only relative (F = I = W = 1)."""
+
+    def __repr__(self) -> str:
+        whole = self.makespan_s
+        return line("Timeline", "", (
+            count(len(self.ranks), "rank"),
+            duration(whole) if self.unit == "s" else f"{whole:.4g} {self.unit}",
+            f"bubbles {self.bubble_ratio:.1%}",
+            count(len(self.actions), "action"),
+            count(len(self.transfers), "transfer"),
+        ))  # fmt: skip
+
+    def _repr_html_(self) -> str | None:
+        return picture(self)
 
     @property
     def overlapped(self) -> int:

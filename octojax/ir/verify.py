@@ -13,7 +13,7 @@ from octojax.ir.marked import Place
 from octojax.ir.placement import Placement
 from octojax.ir.plan import Plan
 from octojax.ir.schedule import Schedule
-from octojax.ir.walk import Mode, Walk
+from octojax.ir.walk import Mode, TableWalk
 
 __all__ = ["deliverable", "matched", "naive_deadlock", "verify"]
 
@@ -77,7 +77,7 @@ def _complete(
 
 
 def _refuse_cycles(plan: LoweredPlan) -> None:
-    stuck = Walk(plan, Mode.FREE).stuck()
+    stuck = TableWalk(plan, Mode.FREE).stuck()
     if stuck:
         Table.of(plan).refuse_stuck(stuck, ADVICE_CYCLE, "the order of computation")
 

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from octojax.ir.action import Action, Item, Kind
-from octojax.ir.lowered import Instruction, LoweredPlan, Receive, Run, Send
+from octojax.ir.instruction import Instruction, Receive, Run, Send
+from octojax.ir.lowered import LoweredPlan
 from octojax.ir.lowering import Value
 from octojax.ir.transfer import Transfer
 
@@ -45,7 +46,7 @@ Duration = Callable[[int, tuple[Action, ...]], float]
 """How long a rank is busy with an action, or with the two of an overlapped pair."""
 
 
-class Walk:
+class TableWalk:
     """One run of a lowered plan. `stuck()` is empty if every rank finished its row.
 
     `spans[r]` are `(item, start_s, end_s)` of what rank r computed, `units[r]` start and end of

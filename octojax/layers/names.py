@@ -1,6 +1,5 @@
 """Names of layers, from the key paths of the parameters that they multiply by."""
 
-import os.path
 import re
 from collections.abc import Mapping, Sequence
 
@@ -45,7 +44,7 @@ def _name(normal: NormalLoss, depends: Mapping[Var, Depends], group: Sequence[in
 
 def _common_words(heads: Sequence[str]) -> str:
     """The words that modules begin with, `block_1_norm block_1_mlp_in -> block_1`, else all."""
-    common = os.path.commonprefix([f"{head}_" for head in heads]).rpartition("_")[0]
+    common = common_path([head.replace("_", ".") for head in heads]).replace(".", "_")
     return common or "+".join(heads)
 
 

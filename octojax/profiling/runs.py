@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
 
 from octojax import compat
 from octojax.compat import Device
+from octojax.jaxprs.shardings import evaluate
 from octojax.layers.cut import StagedLoss
 from octojax.programs.recipe import accumulator_dtype
 from octojax.stages.fingerprint import fingerprint
@@ -106,11 +106,10 @@ class Programs:
 def accumulating(program: Program) -> Callable[..., Any]:
     """Returns the program as a function `(sums, values) -> (outputs, sums)` that adds its
     parameter gradients to `sums`."""
-    function = jaxpr_as_fun(program.jaxpr)
     added = [ref.role is Role.PARAM_GRAD for ref in program.writes]
 
     def run(sums: Sequence[Any], values: Sequence[Any]) -> tuple[Any, Any]:
-        written = function(*values)
+        written = evaluate(program.jaxpr, values, None)  # on one device
         grads = [x for x, is_grad in zip(written, added, strict=True) if is_grad]
         outputs = tuple(x for x, is_grad in zip(written, added, strict=True) if not is_grad)
         totals = tuple(s + g.astype(s.dtype) for s, g in zip(sums, grads, strict=True))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 
@@ -32,10 +33,9 @@ def state_bytes(
     if optimizer is None:
         return tuple(totals)
     params, ranks = _tree(staged, owners)
-    avals, places = locate_state(optimizer, params, ranks, len(stages))
-    for aval, place in zip(avals, places, strict=True):
-        for layer in range(len(stages)) if place is None else (place,):
-            totals[layer] += num_bytes(aval)
+    for size, rank in locate_state(optimizer, params, ranks, len(stages)):
+        for layer in range(len(stages)) if rank is None else (rank,):
+            totals[layer] += size
     return tuple(totals)
 
 
@@ -55,18 +55,17 @@ def _accumulator(aval: Any) -> int:
     return int(np.prod(aval.shape, dtype=np.int64)) * itemsize
 
 
-def _tree(staged: StagedLoss, owners: Sequence[int]) -> tuple[Any, list[int]]:
-    """The user's tree of parameters, stacked leaves as tuples of slices; and its owners."""
+def _tree(staged: StagedLoss, owners: Sequence[int]) -> tuple[Any, list[int | list[int]]]:
+    """The shapes of the user's tree of parameters, and the owner of each leaf or of its rows."""
     params = staged.traced.params
-    slices: dict[int, list[int]] = {}
+    units: dict[int, list[int]] = {}
     for unit, where in enumerate(staged.units):
-        if where.leaf < len(params):
-            slices.setdefault(where.leaf, []).append(unit)
+        units.setdefault(where.leaf, []).append(unit)
     leaves, ranks = [], []
-    for leaf in range(len(params)):
-        units = sorted(slices.get(leaf, ()), key=lambda u: staged.units[u].index or 0)
-        ranks += [owners[u] for u in units] or [0]
-        shapes = tuple(staged.unit_avals[u] for u in units) or (params.avals[leaf],)
-        whole = len(shapes) == 1 and (not units or staged.units[units[0]].index is None)
-        leaves.append(shapes[0] if whole else shapes)
+    for leaf, aval in enumerate(params.avals):
+        mine = sorted(units.get(leaf, ()), key=lambda u: staged.units[u].index or 0)
+        rows = bool(mine) and staged.units[mine[0]].index is not None
+        each = [owners[u] for u in mine] or [0]
+        leaves.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        ranks.append(each if rows else each[0])
     return params.unflatten(leaves), ranks

@@ -16,12 +16,10 @@ import jax
 import numpy as np
 import optax
 
-from octojax.executor.instructions import Transfer
 from octojax.executor.permute import PairPermute
 from octojax.executor.stop import Stop
-from octojax.executor.values import Place, Value
 from octojax.frontends import PureLoss
-from octojax.ir import LayerCost, LayerGraph, Machine, Profile
+from octojax.ir import Cargo, LayerCost, LayerGraph, Machine, Profile, Transfer
 from octojax.layers import find_layers
 from octojax.mesh import PipelineMesh
 from octojax.processes import barrier, clock_offset_s, everyone, several, timeout_s
@@ -151,7 +149,7 @@ def measure_links(
         raise ValueError("links between processes are measured where ranks lie in two at least")
     sizes = sorted({*sizes_bytes, typical_bytes})
     transfers = [
-        Transfer(*ends, "F", size, back, (Value(Place.FORWARD, size, back, 0),))
+        Transfer(*ends, Cargo.OUTPUT, size, back)
         for size in range(len(sizes))
         for back, ends in enumerate(((first, other), (other, first)))
     ]

@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
+from octojax.jaxprs.shardings import names_mesh, traced_anew
 from octojax.programs.microbatch import Microbatches
 from octojax.programs.recipe import accumulator_dtype, unstored
 from octojax.rows.join import Join
@@ -36,7 +37,7 @@ def join_results(pieces: Sequence[Any], batch: Microbatches, join: Join, *, stac
     dtype = every.dtype
     if not jnp.issubdtype(dtype, jnp.inexact):
         small = jnp.uint32 if jnp.issubdtype(dtype, jnp.unsignedinteger) else jnp.int32
-        narrow = jnp.iinfo(dtype).bits < 32 if dtype != bool else True
+        narrow = jnp.issubdtype(dtype, jnp.bool_) or jnp.iinfo(dtype).bits < 32
         wide = every.astype(small if narrow else dtype)
         if join.rule == "sum":
             return wide.sum(axis=axes, dtype=wide.dtype)
@@ -81,7 +82,7 @@ def add_terms(
     """Returns the sum of a rank's terms for each result they belong to, and the gradients of
     those of the loss by parameter unit. `params` are kept values by unit."""
 
-    def values(floating: Mapping[int, Any]) -> tuple[Any, list[Any]]:
+    def values(floating: Mapping[int, Any], params: Mapping[int, Any]) -> tuple[Any, list[Any]]:
         sums: dict[int, Any] = {}
         for term in terms:
             reads = zip(term.units, term.jaxpr.in_avals, strict=True)
@@ -93,9 +94,14 @@ def add_terms(
     read = {u for term in terms if term.emit == 0 for u in term.units}
     floating = {u: params[u] for u in trained if u in read}
     if not floating:
-        return values({})[1], {}
-    gradients, added = jax.grad(values, has_aux=True)(floating)
+        return _anew(terms, values)({}, dict(params))[1], {}
+    gradients, added = _anew(terms, jax.grad(values, has_aux=True))(floating, dict(params))
     return added, gradients
+
+
+def _anew(terms: Sequence[OwnTerm], function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of terms, traced anew where the model names a mesh."""
+    return traced_anew(function) if any(names_mesh(t.jaxpr) for t in terms) else function
 
 
 def zeros(shapes: Sequence[jax.ShapeDtypeStruct]) -> tuple[jax.Array, ...]:

@@ -14,10 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
 from octojax import compat
+from octojax.jaxprs.shardings import Axes, evaluate
 from octojax.mesh import DATA_AXIS, Rank
 
 
@@ -106,8 +107,13 @@ def arguments(recipe: Recipe, programs: Sequence[ClosedJaxpr]) -> tuple[Any, ...
     return tuple(avals[i] for i in range(len(recipe.layouts)))
 
 
-def function(recipe: Recipe, programs: Sequence[ClosedJaxpr]) -> Callable[..., tuple[Any, ...]]:
-    """Returns the recipe as a Python function of its arguments, for one data shard."""
+def function(
+    recipe: Recipe, programs: Sequence[ClosedJaxpr], axes: Axes | None = None
+) -> Callable[..., tuple[Any, ...]]:
+    """Returns the recipe as a Python function of its arguments, for one data shard.
+
+    Shardings that the model names hold over `axes`.
+    """
 
     def run(*values: Any) -> tuple[Any, ...]:
         known = dict(enumerate(values))
@@ -117,7 +123,7 @@ def function(recipe: Recipe, programs: Sequence[ClosedJaxpr]) -> Callable[..., t
                 unstored(known[i], aval)
                 for i, aval in zip(call.reads, closed.in_avals, strict=True)
             ]
-            written = jaxpr_as_fun(closed)(*read)
+            written = evaluate(closed, read, axes)
             for i, total, value in zip(call.writes, call.adds, written, strict=True):
                 if i < 0:
                     continue
@@ -150,9 +156,11 @@ def on_rank(
     """Returns the recipe as a function over the devices of `rank`, and its arguments.
 
     With a data axis it is a `shard_map`, manual over that axis alone; values that outlive
-    the program are stacked, so that nothing is reduced before the end of the step.
+    the program are stacked, so that nothing is reduced before the end of the step. Over further
+    axes XLA partitions it, as the model's constraints say. Results lie as `rank.along_data`.
     """
-    run, shard = function(recipe, programs), arguments(recipe, programs)
+    axes = Axes(rank.mesh, rank.automatic_axes)
+    run, shard = function(recipe, programs, axes), arguments(recipe, programs)
     size, offloaded = rank.data_size, _offloaded(recipe, programs)
     placed = tuple(
         on_devices(aval, layout, rank, offloaded=k in offloaded)
@@ -182,14 +190,30 @@ def on_rank(
     return mapped, placed
 
 
+def result_places(recipe: Recipe, programs: Sequence[ClosedJaxpr], rank: Rank) -> Any:
+    """Returns where the results of the recipe lie: one sharding for all, or one each."""
+    offloaded = _offloaded(recipe, programs)
+    places = (rank.along_data, on_host(rank.along_data))
+    return tuple(places[v in offloaded] for v in recipe.outputs) if offloaded else places[0]
+
+
 def _offloaded(recipe: Recipe, programs: Sequence[ClosedJaxpr]) -> set[int]:
-    """The values that programs read from the host's memory, by a policy of `jax.checkpoint`."""
+    """The values that lie in the host's memory, by a policy of `jax.checkpoint`."""
     return {
         value
         for call in recipe.calls
-        for value, aval in zip(call.reads, programs[call.program].in_avals, strict=True)
+        for values, avals in (
+            (call.reads, programs[call.program].in_avals),
+            (call.writes, programs[call.program].out_avals),
+        )
+        for value, aval in zip(values, avals, strict=True)
         if compat.is_offloaded(aval)
     }
+
+
+def on_host(where: jax.sharding.Sharding) -> jax.sharding.Sharding:
+    """Returns the same place in the pinned memory of the devices' host."""
+    return where.with_memory_kind("pinned_host")
 
 
 def on_devices(
@@ -203,5 +227,5 @@ def on_devices(
     if size > 1 and layout is Layout.STACKED:
         shape = (size, *shape)
     where = rank.replicated if layout is Layout.WHOLE else rank.along_data
-    where = where.with_memory_kind("pinned_host") if offloaded else where
+    where = on_host(where) if offloaded else where
     return jax.ShapeDtypeStruct(shape, aval.dtype, sharding=where)

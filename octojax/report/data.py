@@ -1,4 +1,4 @@
-"""Timelines as data: JSON that reads back, CSV, and the trace that Perfetto opens."""
+"""Timelines as data: JSON that reads back, and CSV."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ from octojax.ir import (
     parse_item,
 )
 from octojax.ir.files import read_json
-from octojax.report.panel import LIGHT, Panel
+from octojax.report.panel import Panel
 
 VERSION = 1
 _TRANSFER = ("source", "target", "stage", "kind", "microbatch", "start_s", "end_s", "nbytes")
@@ -149,88 +149,3 @@ def to_csv(panels: list[Panel]) -> str:
             row = [t.source, t.name, t.start_s, t.end_s, t.target, f"{t.nbytes:.0f}"]
             writer.writerow([panel.title, *row])
     return out.getvalue()
-
-
-def to_trace(panels: list[Panel]) -> dict[str, Any]:
-    """Returns a Chrome trace (open it at ui.perfetto.dev): a process per panel, a thread per
-    rank, an arrow per transfer and a counter of memory. Times are microseconds, as it wants.
-    """
-    events: list[dict[str, Any]] = []
-    for process, panel in enumerate(panels):
-        events += _names(process, panel)
-        events += [_slice(process, span) for span in panel.timeline.actions]
-        for number, transfer in enumerate(panel.timeline.transfers):
-            events += _arrow(process, number, transfer, len(panel.timeline.ranks))
-        for rank, points in enumerate(panel.timeline.memory):
-            name = f"memory of rank {rank}"
-            events += [
-                {"ph": "C", "pid": process, "name": name, "ts": 1e6 * t, "args": {"bytes": b}}
-                for t, b in points
-            ]
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
-_CHROME = {
-    "F": "thread_state_running",
-    "B": "terrible",
-    "I": "bad",
-    "W": "good",
-    "R": "generic_work",
-}
-assert _CHROME.keys() == LIGHT.keys()
-
-
-def _names(process: int, panel: Panel) -> list[dict[str, Any]]:
-    ranks = len(panel.timeline.ranks)
-    named = [("process_name", 0, panel.title)]
-    named += [("thread_name", rank, f"rank {rank}") for rank in range(ranks)]
-    if panel.timeline.transfers:
-        named += [("thread_name", ranks + r, f"links from rank {r}") for r in range(ranks)]
-    found: list[dict[str, Any]] = [
-        {"ph": "M", "pid": process, "tid": thread, "name": what, "args": {"name": name}}
-        for what, thread, name in named
-    ]
-    order = range(2 * ranks if panel.timeline.transfers else ranks)
-    found += [
-        {
-            "ph": "M",
-            "pid": process,
-            "tid": thread,
-            "name": "thread_sort_index",
-            "args": {"sort_index": thread},
-        }
-        for thread in order
-    ]
-    return found
-
-
-def _slice(process: int, span: ActionSpan) -> dict[str, Any]:
-    first = span.item.actions[1] if isinstance(span.item, Overlap) else span.item
-    return {
-        "ph": "X",
-        "pid": process,
-        "tid": span.rank,
-        "name": str(span.item),
-        "cat": "overlap" if isinstance(span.item, Overlap) else first.kind.name.lower(),
-        "cname": _CHROME[first.kind.value],
-        "ts": 1e6 * span.start_s,
-        "dur": 1e6 * (span.end_s - span.start_s),
-        "args": {"stage": first.stage, "microbatch": first.microbatch},
-    }
-
-
-def _arrow(process: int, number: int, t: TransferSpan, ranks: int) -> list[dict[str, Any]]:
-    common = {"pid": process, "name": t.name, "cat": "transfer"}
-    flow = {**common, "id": f"{process}.{number}"}
-    return [
-        {
-            **common,
-            "ph": "X",
-            "tid": ranks + t.source,
-            "ts": 1e6 * t.start_s,
-            "dur": 1e6 * (t.end_s - t.start_s),
-            "args": {"from": t.source, "to": t.target, "bytes": t.nbytes},
-        },
-        {**flow, "ph": "s", "tid": t.source, "ts": 1e6 * t.start_s},
-        {**flow, "ph": "f", "bp": "e", "tid": t.target, "ts": 1e6 * t.end_s},
-    ]

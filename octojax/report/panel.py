@@ -11,13 +11,15 @@ class Panel:
     """One timeline in a picture. Several panels of a picture share one time axis.
 
     `title` names the timeline and the source of its times, `bound_s` is a proven lower bound of
-    the makespan, if there is one, and `note` a sentence to stand under the heading.
+    the makespan, if there is one, and `note` a sentence to stand under the heading. `layers`
+    names what is in each stage, where that is known.
     """
 
     title: str
     timeline: Timeline
     bound_s: float | None = None
     note: str = ""
+    layers: tuple[str, ...] = ()
 
     def time(self, value: float) -> str:
         """Returns a time of this panel for people, in its timeline's unit."""
@@ -56,9 +58,10 @@ class Bar:
         return str(self.action)
 
 
-LIGHT = {"F": "#3b76c4", "B": "#d9782d", "I": "#b8498f", "W": "#2f9468", "R": "#7d8590"}
-DARK = {"F": "#5b96e6", "B": "#e8924a", "I": "#d06bab", "W": "#45b583", "R": "#99a1ab"}
-"""One colour per kind of action, for light and for dark surroundings."""
+LIGHT = {"F": "#3a78c9", "B": "#d9661f", "I": "#6b1a55", "W": "#f0c94a", "R": "#a3abb3"}
+DARK = {"F": "#4f8fe8", "B": "#d9661f", "I": "#8f3a7c", "W": "#f4d35e", "R": "#b4bac1"}
+"""One colour per kind of action, for light and for dark surroundings; they differ in lightness
+too, so that people who do not see red, green or blue tell them apart."""
 
 LEGEND = {
     "F": "forward",
@@ -143,6 +146,20 @@ def mixed(colour: str, other: str, share: float) -> str:
 def shaded(kind: str, shade: int, palette: dict[str, str], towards: str) -> str:
     """Returns the colour of a bar: its kind's, paler for each further stage of the rank."""
     return mixed(palette[kind], towards, min(0.16 * shade, 0.48))
+
+
+def filled(kind: str, shade: int, odd: bool, palette: dict[str, str], towards: str) -> str:
+    """Returns the colour of a bar: `shaded`, and darker for every other bar of a row."""
+    colour = shaded(kind, shade, palette, towards)
+    return mixed(colour, "#000000", 0.14) if odd else colour
+
+
+def readable(background: str) -> str:
+    """Returns black or white, whichever stands out more (WCAG's contrast) on a colour."""
+    parts = [int(background[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#ffffff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "#000000"
 
 
 _UNIT_COST = "units"

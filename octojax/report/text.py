@@ -6,6 +6,8 @@ rank 1 .....1F0f1B0bbbbb1F1f1B1bbbbb..............
 """
 
 import io
+import math
+import os
 import shutil
 import sys
 
@@ -14,6 +16,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from octojax.report.columns import Column, condensed
 from octojax.report.panel import (
     LEGEND,
     LIGHT,
@@ -24,6 +27,7 @@ from octojax.report.panel import (
     extent_s,
     kinds,
     mixed,
+    readable,
     shaded,
     ticks,
 )
@@ -38,7 +42,7 @@ def render(panels: list[Panel], width: int | None = None, colour: bool | None = 
     `width` defaults to the terminal's. `colour` True writes ANSI colours, False marks actions
     by letters alone; None colours a terminal and leaves a file plain.
     """
-    colours = sys.stdout.isatty() if colour is None else colour
+    colours = _coloured_terminal() if colour is None else colour
     width = width or max(60, shutil.get_terminal_size((120, 24)).columns)
     out = io.StringIO()
     console = Console(
@@ -46,10 +50,17 @@ def render(panels: list[Panel], width: int | None = None, colour: bool | None = 
         width=width,
         force_terminal=colours,
         color_system="truecolor" if colours else None,
+        no_color=not colours,
         highlight=False,
     )
     console.print(picture(panels, width, colours))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _coloured_terminal() -> bool:
+    """Whether standard output shows colours, and NO_COLOR does not turn them off."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not plain
 
 
 def picture(panels: list[Panel], width: int, colour: bool = True) -> RenderableType:
@@ -59,7 +70,10 @@ def picture(panels: list[Panel], width: int, colour: bool = True) -> RenderableT
     for panel in panels:
         parts += [Text(panel.heading, style="bold"), *([Text(panel.note)] if panel.note else ())]
         parts += [*_rows(panel, end_s, width, colour), Text()]
-    parts += [_legend(kinds(panels), colour), Text()]
+    dense = any(
+        0 < span.end_s - span.start_s < end_s / width for p in panels for span in p.timeline.actions
+    )
+    parts += [_legend(kinds(panels), colour, dense), Text()]
     parts += [_account(panel) for panel in panels]
     return Group(*parts)
 
@@ -110,34 +124,81 @@ def axis(end_s: float, columns: int, unit: str = "s") -> str:
 
 def edge(time_s: float, end_s: float, columns: int) -> int:
     """Returns the column in which a time falls."""
-    return round(time_s / end_s * columns) if end_s > 0 else 0
+    return math.floor(time_s / end_s * columns + 0.5) if end_s > 0 else 0
 
 
 def _row(row: list[Bar], end_s: float, columns: int, colour: bool) -> Text:
     line, at = Text(no_wrap=True), 0
-    for index, bar in enumerate(sorted(row, key=lambda b: (b.start_s, b.end_s))):
-        first, last = (edge(t, end_s, columns) for t in (bar.start_s, bar.end_s))
-        first, last = max(first, at), min(last, columns)
-        if last <= first:
-            continue  # narrower than a column, and its place is taken
+    for index, (first, last, bar) in enumerate(_cells(row, end_s, columns)):
         line.append(BUBBLE * (first - at), Style(dim=True))
-        line.append(cell(bar, last - first, colour), _style(bar, index) if colour else None)
+        if isinstance(bar, Bar):
+            line.append(cell(bar, last - first, colour), _style(bar, index) if colour else None)
+        else:
+            look = Style(color=readable(LIGHT[bar]), bgcolor=LIGHT[bar]) if colour else None
+            line.append(bar.lower(), look)
         at = last
     line.append(BUBBLE * (columns - at), Style(dim=True))
     return line
 
 
+Cell = tuple[int, int, "Bar | str"]
+
+
+def _cells(row: list[Bar], end_s: float, columns: int) -> list[Cell]:
+    """Returns what is drawn from column to column: a bar, or a kind where bars are narrower.
+
+    A row of actions narrower than a column shows their kinds as often as is their share of the
+    time: each column takes the kind that lacks most of what it should have had so far.
+    """
+    if not end_s > 0:
+        return []
+    cells: list[Cell] = []
+    shares: dict[int, dict[str, float]] = {}
+    for piece in condensed(row, end_s / columns):
+        first, last = (min(edge(t, end_s, columns), columns) for t in (piece.start_s, piece.end_s))
+        if isinstance(piece, Column):
+            at = min(int((piece.start_s + piece.end_s) / 2 / end_s * columns), columns - 1)
+            for kind, busy in piece.busy_s.items():
+                share = shares.setdefault(at, {})
+                share[kind] = share.get(kind, 0.0) + busy / end_s * columns
+        else:
+            first = min(first, columns - 1)
+            cells.append((first, max(last, first + 1), piece))
+    free: list[Cell] = []
+    at = 0
+    for first, last, bar in cells:
+        if last > max(first, at):
+            free.append((max(first, at), last, bar))
+            at = last
+    full = {column for first, last, _ in free for column in range(first, last)}
+    lack: dict[str, float] = {}
+    for column in range(columns):
+        share = shares.get(column, {})
+        if column in full or not (share or lack):
+            continue
+        for kind, part in (*share.items(), (BUBBLE, max(0.0, 1 - sum(share.values())))):
+            lack[kind] = lack.get(kind, 0.0) + part
+        kind = max(lack, key=lambda k: lack[k])
+        lack[kind] -= 1
+        if kind != BUBBLE:
+            free.append((column, column + 1, kind))
+        elif not share:
+            lack = {}  # what follows idle time begins anew
+    return sorted(free, key=lambda c: c[0])
+
+
 def cell(bar: Bar, width: int, colour: bool) -> str:
     """Returns the text of a bar: as much of its action's name as fits, then filling.
 
-    Where colours tell bars apart the microbatch matters most; without, the kind does, and
-    each bar ends in a stroke.
+    A stroke or, in colour, a blank stands between a name and the next bar. Where not even the
+    microbatch fits, the kind stands alone.
     """
     action = bar.action
     kind, microbatch = action.kind.value, str(action.microbatch)
-    end = "" if colour or width < 2 else "|"
+    end = " " if colour else "|"
+    end = "" if width < 2 else end
     filling = " " if colour else kind.lower()
-    names = (bar.label, kind + microbatch, microbatch if colour else kind)
+    names = (bar.label, kind + microbatch, *((microbatch,) if colour else ()), kind)
     name = next((n for n in names if len(n) <= width - len(end)), "")
     return name + filling * (width - len(name) - len(end)) + end
 
@@ -147,16 +208,20 @@ def _style(bar: Bar, index: int) -> Style:
     background = shaded(bar.action.kind.value, bar.shade, LIGHT, "#ffffff")
     if index % 2:
         background = mixed(background, "#000000", 0.18)
-    return Style(color="#ffffff" if bar.shade < 2 else "#000000", bgcolor=background)
+    return Style(color=readable(background), bgcolor=background)
 
 
-def _legend(found: list[str], colour: bool) -> Text:
+def _legend(found: list[str], colour: bool, dense: bool) -> Text:
     line = Text()
     for kind in found:
-        line.append(f" {kind} ", Style(color="#ffffff", bgcolor=LIGHT[kind]) if colour else None)
+        line.append(
+            f" {kind} ", Style(color=readable(LIGHT[kind]), bgcolor=LIGHT[kind]) if colour else None
+        )
         line.append(f" {LEGEND[kind]}   ")
     line.append(BUBBLE * 3, Style(dim=True))
     line.append(" bubble   3F7: stage 3, forward, microbatch 7")
+    if dense:
+        line.append("; small letters: several actions in a column, by their shares of its time")
     return line
 
 

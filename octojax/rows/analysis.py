@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,8 @@ class Analysis:
             found = self._while(pair, states, number)
         elif pair.name == "cond":
             found = self._cond(pair, states, number)
+        elif pair.name == "shard_map":
+            found = self._shard_map(pair, states, number)
         else:
             found = self._wrapped_number(pair, states) or rules.apply(pair, states, number)
         self.states.update(zip(pair.whole.outvars, found, strict=True))
@@ -104,7 +107,7 @@ class Analysis:
         if not possible or (pair.scope and not self._open(pair.scope)):
             return replace(state, blame=state.blame | {self.number(pair.micro)})
         self.exchanged[id(pair.micro), operand] = whole
-        groups = [replace(g, outer=1) for g in state.groups]
+        groups = [replace(g, outer=1) for g in state.groups if not g.partial]
         return Rows(groups=tuple(groups), batch=True)
 
     @staticmethod
@@ -155,6 +158,13 @@ class Analysis:
         carry = slice(consts, consts + num_carry)
         paired = pair.bodies[0]
         sums = accumulators(paired, range(num_carry), consts) if over_rows or spread else {}
+        changes = [self._changes(paired, consts + k, k) for k in range(num_carry)]
+        turns = any(s.turn for s in states)
+        if over_rows or spread:
+            carried = [consts + k for k in range(num_carry) if changes[k] and k not in sums]
+            sliced = range(consts + num_carry, len(inputs)) if spread else ()
+            for k in (*carried, *(k for k in sliced if not inputs[k].groups)):
+                inputs[k] = replace(inputs[k], turn=True, even=frozenset())
         inner, inputs, found = self._fixpoint(paired, inputs, carry, tuple(sums))
         self.inner[id(pair.micro)] = [inner]
         results = []
@@ -164,12 +174,19 @@ class Analysis:
                 results.append(_accumulated(inputs[consts + k], parts, over_rows, number))
                 continue
             state = found[k]
-            mixes = state.each or (over_rows and state != states[consts + k])
+            mixes = state.each or (over_rows and changes[k])
+            state = replace(state, turn=turns)
             results.append(rules.blamed(state, number) if mixes else state)
         outer = next((g.outer for r in rows for g in [r.scanned] if g and g.outer), 1)
         for state in found[num_carry:]:
-            results.append(_stacked(state, over_rows, spread, outer))
+            state = _stacked(replace(state, turn=turns), over_rows, spread, outer)
+            results.append(state)
         return [rules.checked(pair, k, s, number) for k, s in enumerate(results)]
+
+    @staticmethod
+    def _changes(paired: Paired, inside: int, out: int) -> bool:
+        """Whether an iteration hands on another value than it was given."""
+        return paired.whole.outvars[out] is not paired.whole.invars[inside]
 
     def _while(self, pair: Pair, states: Sequence[Rows], number: int) -> list[Rows]:
         head, body = pair.bodies
@@ -199,10 +216,27 @@ class Analysis:
             state = replace(
                 merged, groups=state.groups, added=state.added, own=state.own, join=state.join
             )
-            mixes = index.lumped or index.groups
+            mixes = index.lumped or index.groups or (index.turn and state.of_rows)
             state = rules.blamed(state, number) if mixes else state
             final.append(rules.checked(pair, k, state, number))
         return final
+
+    def _shard_map(self, pair: Pair, states: Sequence[Rows], number: int) -> list[Rows]:
+        """A body that runs on parts of its operands: like its equations where every part has
+        whole rows, and no sum over rows arises in it."""
+        inner, found = self._body(pair.bodies[0], states)
+        specs, mesh = pair.probe.params["in_specs"], pair.probe.params["mesh"]
+        whole = not any(map(partial(_parts_rows, mesh), states, specs))
+        if not whole or inner.exchanged or any(s.lumped or s.inner for s in found):
+            return rules.apply(pair, states, number)
+        return [rules.checked(pair, k, s, number) for k, s in enumerate(found)]
+
+
+def _parts_rows(mesh: Any, state: Rows, spec: Sequence[Any]) -> bool:
+    """Whether a spec spreads rows over an axis of a mesh."""
+    entries = [spec[d] for group in state.groups for d in group.dims if d < len(spec)]
+    names = [n for entry in entries for n in (entry if isinstance(entry, tuple) else (entry,))]
+    return any(n is not None and mesh.shape[n] > 1 for n in names)
 
 
 def _keeps(state: Rows) -> bool:
@@ -224,7 +258,8 @@ def join(a: Rows, b: Rows) -> Rows:
     for state in (a, b):
         groups.update((g.dims, g) for g in state.groups if g.outer is not None)
     both = joined([a, b])
-    return replace(both, added=a.added or b.added).with_groups(groups.values())
+    both = replace(both, added=a.added or b.added, even=a.even & b.even)
+    return both.with_groups(groups.values())
 
 
 @dataclass(frozen=True)
@@ -248,7 +283,15 @@ def _scanned(state: Rows) -> _Scanned:
             groups.append(replace(group, dims=tuple(d - 1 for d in group.dims)))
     each = scanned is not None and scanned.outer is not None
     return _Scanned(
-        replace(state, groups=tuple(groups), each=state.each or each, number=None), scanned, spread
+        replace(
+            state,
+            groups=tuple(groups),
+            each=state.each or each,
+            number=None,
+            even=frozenset(d - 1 for d in state.even if d),
+        ),
+        scanned,
+        spread,
     )
 
 
@@ -265,7 +308,7 @@ def _stacked(state: Rows, over_rows: bool, spread: bool, outer: int) -> Rows:
     elif spread and state.added and not state.groups:
         groups.append(Group((0,), 1, partial=True))
         state = replace(state, added=False)
-    return replace(state, each=False).with_groups(groups)
+    return replace(state, each=False, even=frozenset()).with_groups(groups)
 
 
 def _accumulated(start: Rows, parts: Sequence[Rows], over_rows: bool, number: int) -> Rows:

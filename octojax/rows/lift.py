@@ -96,7 +96,7 @@ class Lift:
         state = self.analysis.state(micro, whole)
         if state.fixed and not state.groups and not state.plain and not state.draws:
             return Parts(same=(Term(self.request(whole, micro), False),))
-        if not state.lumped:
+        if not state.lumped and not state.partial:
             return Parts(same=tuple(self._terms(micro, state)))
         if isinstance(micro, Literal):
             return Parts(own=micro)
@@ -105,17 +105,18 @@ class Lift:
         pair = self.pairs.get(micro)
         if pair is None:
             raise Misaligned(None, "of one row, a sum over rows is another operation")
-        if pair.name in ("scan", "cond") and state.added:
+        if pair.name in ("scan", "cond") and (state.added or state.partial):
             return self._of_loop(micro, whole, pair)
         states = self.analysis.operands(pair)
         linear = linear_operands(pair, states)
-        if not linear or any(s.groups for s in states):
+        if not linear or any(s.groups and not s.partial for s in states):
             return self._whole(micro, state)
         return self._of_linear(micro, pair, states)
 
     def _whole(self, micro: Atom, state: Rows) -> Parts:
         value = read(self.env, micro)
-        return Parts(added=value) if state.added and not state.own else Parts(own=value)
+        adds = (state.added or state.partial) and not state.own
+        return Parts(added=value) if adds else Parts(own=value)
 
     # ------------------------------------------------------------------ linear equations
 
@@ -125,7 +126,8 @@ class Lift:
             parts = [self(a, b) for a, b in ends]
             fixed: dict[int, Atom] = {}
         else:
-            coefficient = {k for k, s in enumerate(states) if not s.lumped or s.fixed}
+            sums = [s.lumped or s.partial for s in states]
+            coefficient = {k for k, s in enumerate(states) if not sums[k] or s.fixed}
             if pair.name == "select_n":
                 coefficient &= {0}
             if len(coefficient) == len(ends):
@@ -252,7 +254,7 @@ class Lift:
 
     def _of_call(self, micro: Var, whole: Atom, state: Rows) -> Parts:
         value = read(self.env, micro)
-        if not state.added:
+        if not state.added and not state.partial:
             return Parts(own=value)
         scope, _ = self.calls[micro]
         eqn, _ = self.analysis.paired.calls[scope - 1]
@@ -302,9 +304,10 @@ class Lift:
         Raises `_Unknown` if different summands have different ones.
         """
         state = analysis.state(micro, whole)
-        if state.each or (state.groups and not state.lumped):
+        if state.each or (state.groups and not state.partial):
             return ()
-        if not state.added or state.own or isinstance(micro, Literal):
+        sums = state.added or state.partial
+        if not sums or state.own or isinstance(micro, Literal):
             raise _Unknown
         paired = analysis.paired
         inner = (
@@ -320,7 +323,7 @@ class Lift:
             return self._loop_factors(pair, micro, analysis, start)
         states = analysis.operands(pair)
         linear = linear_operands(pair, states)
-        if not linear or any(s.groups for s in states):
+        if not linear or any(s.groups and not s.partial for s in states):
             return ()
         ends = list(zip(pair.micro.invars, pair.whole.invars, strict=True))
         lumps = [k for k in linear if not Lift._strange(states[k])]
@@ -371,7 +374,7 @@ class Lift:
             for atom in sums[at]:
                 other = inner.paired.whole_of(atom)
                 state = inner.state(atom, other)
-                if over_rows and not state.lumped:
+                if over_rows and not state.lumped and not state.partial:
                     found.append(())
                 else:
                     found.append(self._factors(atom, other, inner))

@@ -249,12 +249,13 @@ def _similar(eqn: JaxprEqn, probe: JaxprEqn) -> bool:
 
 
 def sub_bodies(eqn: JaxprEqn) -> list[FlatJaxpr]:
-    """The bodies of a loop or the branches of a `cond`, without calls."""
+    """The bodies of a loop or a `shard_map`, or the branches of a `cond`, without calls."""
     name, params = eqn.primitive.name, eqn.params
     bodies: Mapping[str, Any] = {
         "scan": lambda: [params["jaxpr"]],
         "while": lambda: [params["cond_jaxpr"], params["body_jaxpr"]],
         "cond": lambda: list(params["branches"]),
+        "shard_map": lambda: [params["jaxpr"]],
     }
     calls = JIT_NAMES | REMAT_NAMES
     return [written_out(flatten(body), calls) for body in bodies[name]()] if name in bodies else []

@@ -30,7 +30,8 @@ ELEMENTWISE = frozenset(
         "clz", "eq_to", "le_to", "lt_to", "mulhi", "random_wrap", "random_unwrap",
         "random_fold_in", "bitcast_convert_type", "random_clone", "threefry4x32", "philox2x32",
         "philox4x32", "sharding_constraint", "layout_constraint", "device_put", "reshard",
-        "pvary", "pin", "unpin", "zeros_like", "tie", "with_memory_space_constraint",
+        "pvary", "pcast", "psum", "psum_invariant", "pmax", "pmin",
+        "pin", "unpin", "zeros_like", "tie", "with_memory_space_constraint",
     }
 )  # fmt: skip
 LINEAR = frozenset(
@@ -48,8 +49,10 @@ _JOINS = {"reduce_max": "max", "reduce_min": "min", "reduce_and": "all", "reduce
 
 def linear_operands(pair: Pair, states: States) -> tuple[int, ...] | None:
     """The operands in which an equation is linear, of those that come from rows; else None."""
-    live = any(s.lumped and not s.fixed for s in states)
-    lumped = tuple(i for i, s in enumerate(states) if s.lumped and not (live and s.fixed))
+    live = any((s.lumped or s.partial) and not s.fixed for s in states)
+    lumped = tuple(
+        i for i, s in enumerate(states) if s.partial or (s.lumped and not (live and s.fixed))
+    )
     name = pair.name
     if name == "convert_element_type":
         real = pair.probe.params["new_dtype"]
@@ -69,6 +72,62 @@ def linear_operands(pair: Pair, states: States) -> tuple[int, ...] | None:
 
 def apply(pair: Pair, states: States, number: int) -> list[Rows]:
     """What the results of an equation have to do with rows. `number` is its own, for blame."""
+    results = _by_rule(pair, states, number)
+    nonlinear = any(s.partial for s in states) and linear_operands(pair, states) is None
+    by_turns = any(s.turn for s in states) and any(s.of_rows for s in states)
+    if nonlinear or by_turns:
+        results = [blamed(state, number) for state in results]
+    return [replace(s, even=_even(pair, k, states)) for k, s in enumerate(results)]
+
+
+def _even(pair: Pair, output: int, states: States) -> frozenset[int]:
+    """Dimensions of a result along which all entries are known to be equal."""
+    size = pair.results(output)[1]
+    params = pair.whole.params
+    if pair.name == "iota":
+        return frozenset(d for d in range(len(size)) if d != params["dimension"])
+    if pair.name in ELEMENTWISE:
+        dims = range(len(size))
+        return frozenset(
+            d for d in dims if all(is_even(pair, k, d, s) for k, s in enumerate(states))
+        )
+    to = _kept_dims(pair)
+    if to is None:
+        return frozenset()
+    moved = {to[d] for d in states[0].even if d in to}
+    if pair.name == "broadcast_in_dim":
+        before = pair.shapes(0)[1]
+        moved |= set(range(len(size))) - {to[d] for d in to if before[d] != 1}
+    return frozenset(moved)
+
+
+def _kept_dims(pair: Pair) -> dict[int, int] | None:
+    """Which dimension of an operand is which of the result, of what only moves dimensions."""
+    params, before = pair.whole.params, pair.shapes(0)[1] if pair.whole.invars else ()
+    if pair.name == "broadcast_in_dim":
+        return dict(enumerate(params["broadcast_dimensions"]))
+    if pair.name == "transpose":
+        return {d: k for k, d in enumerate(params["permutation"])}
+    if pair.name == "squeeze":
+        return _without(len(before), (d % len(before) for d in params["dimensions"]))
+    if pair.name in _JOINS or pair.name == "reduce_sum":
+        return _without(len(before), params["axes"])
+    if pair.name == "reshape":
+        after = pair.results()[1]
+        old = [d for d, n in enumerate(before) if n != 1]
+        new = [d for d, n in enumerate(after) if n != 1]
+        same = [before[d] for d in old] == [after[d] for d in new]
+        return dict(zip(old, new)) if same else None
+    return None
+
+
+def is_even(pair: Pair, operand: int, dim: int, state: Rows) -> bool:
+    """Whether all entries of an operand along a dimension (of the result) are equal."""
+    size = pair.shapes(operand)[1]
+    return not size or size[dim] == 1 or dim in state.even
+
+
+def _by_rule(pair: Pair, states: States, number: int) -> list[Rows]:
     base = joined(states)
     if any(s.lumped for s in states) and not any(s.groups or s.each for s in states):
         return _of_lumps(pair, states, base, number)
@@ -112,6 +171,8 @@ def checked(pair: Pair, output: int, state: Rows, number: int) -> Rows:
         if state.added:
             state = replace(state, blame=state.blame | {number}, inner=True)
         state = replace(state, added=False, own=False)
+    if missing and state.partial:  # a sum handed to each row
+        state = blamed(replace(state, inner=True), number)
     if missing:
         state = state.with_groups([*state.groups, *(Group((d,), None) for d in missing)])
     return state
@@ -145,10 +206,24 @@ def merged(pair: Pair, states: States, base: Rows, number: int) -> Rows:
     for state in states:
         for group in state.groups:
             if group.outer is None:
-                constant[group.dims] = group
+                known = constant.get(group.dims, group)
+                same = known.blocks == group.blocks
+                constant[group.dims] = group if same else replace(group, blocks=None)
                 continue
             clash |= real.get(group.dims, group) != group
             real[group.dims] = group
+    ends = list(enumerate(states))
+    for group in real.values():
+        others = [(k, s) for k, s in ends if group not in s.groups]
+        if group.spread and not (group.partial and pair.name in ("add", "add_any", "sub")):
+            clash |= not all(is_even(pair, k, d, s) for k, s in others for d in group.dims)
+        clash |= any(
+            g.dims == group.dims
+            and g.blocks != group.outer
+            and not all(is_even(pair, k, d, s) for d in g.dims)
+            for k, s in others
+            for g in s.groups
+        )
     several = [s for s in states if any(g.outer is not None for g in s.groups)]
     mixes = len(real) > 1 and any(
         {g.dims for g in s.groups if g.outer is not None} != set(real) for s in several
@@ -168,8 +243,7 @@ def _elementwise(pair: Pair, states: States, base: Rows, number: int) -> Rows:
         return replace(state, number=numbers[0].number)
     if numbers:
         return replace(state, number=None, own=not state.groups, size=True)
-    partial = any(g.partial for g in state.groups)
-    return blamed(state, number) if partial and pair.name not in LINEAR | {"mul"} else state
+    return state
 
 
 def _zero(atom: object) -> bool:
@@ -304,10 +378,12 @@ def _regrouped(group: Group, before: Shapes, after: Shapes) -> Group | None:
     if len(differ) != 1:
         return None
     (at,) = differ
-    if group.outer is None:
-        return Group((at,), None)
-    outside = prod(before[1][first : group.dims[0]]) * group.outer
+    count = group.blocks if group.outer is None else group.outer
+    outside = prod(before[1][first : group.dims[0]]) * (count or 0)
     leading = prod(after[1][start:at])
+    if group.outer is None:
+        whole = outside and outside % leading == 0
+        return Group((at,), None, blocks=outside // leading if whole else None)
     if outside % leading == 0:
         return Group((at,), outside // leading)
     # The rows are cut into a fixed number of chunks: they lie over all these dimensions.
@@ -359,7 +435,15 @@ def _concatenate(pair: Pair, states: States, base: Rows, number: int) -> Rows:
         return blamed(state, number) if count > 1 else state
     outer = count * (outers.pop() or 1) if outers else None
     others = [g for g in state.groups if axis not in g.dims]
-    return state.with_groups([*others, Group((axis,), outer)])
+    repeats = {g.blocks for g in here if g is not None and g.outer is None}
+    blocks = {count * k for k in repeats if k}
+    if outer is not None and repeats and blocks != {outer}:
+        return blamed(state, number)
+    known = len(repeats) == 1 and bool(blocks)
+    group = Group((axis,), outer, blocks=blocks.pop() if known and outer is None else 1)
+    if outer is None and not known:
+        group = replace(group, blocks=None)
+    return state.with_groups([*others, group])
 
 
 def _pieces(pair: Pair, states: States, base: Rows, number: int, bounds: Sequence[Shapes]) -> Rows:
@@ -373,8 +457,11 @@ def _pieces(pair: Pair, states: States, base: Rows, number: int, bounds: Sequenc
             (a0, a1), (b0, b1) = bounds[d]
             if (a0, a1, b0, b1) == (0, micro[d], 0, whole[d]):
                 continue
-            if group.outer is None or (len(group.dims) > 1 and micro[d] == whole[d]):
-                mixes |= group.outer is not None
+            if group.outer is None:
+                group = replace(group, blocks=None)
+                continue
+            if len(group.dims) > 1 and micro[d] == whole[d]:
+                mixes = True
                 continue
             block = micro[d] // group.outer, whole[d] // group.outer
             starts = a0 / block[0] == b0 / block[1] and a0 % block[0] == 0
@@ -491,6 +578,14 @@ def _dot(pair: Pair, states: States, base: Rows, number: int) -> Rows:
     clash |= len(orders) > 1 or len(left) != len(right)
     sources = [any(g.outer is not None for g in s.groups) for s in states]
     pairs = len(real) > 1 and all(sources)
+    for k in (0, 1):  # what is multiplied with spread rows must be the same for each of them
+        here, other = (*contract[k], *batch[k]), (*contract[1 - k], *batch[1 - k])
+        there = dict(zip(here, other, strict=True))
+        for d in (d for g in states[k].groups if g.spread for d in g.dims if d in there):
+            alike = shapes[1 - k][there[d]] == 1 or there[d] in states[1 - k].even
+            clash |= not (
+                alike or any(there[d] in g.dims for g in states[1 - k].groups if g.spread)
+            )
     if clash or pairs:
         return blamed(state, number)
     if not summed:
@@ -536,6 +631,7 @@ def _gather(pair: Pair, states: States, base: Rows, number: int) -> Rows:
     )
     groups: dict[tuple[int, ...], Group] = {}
     mixes = indices.number is not None and not operand.groups
+    mixes |= bool(beside) and any(g.spread for g in indices.groups)
     moved = _moved(indices.groups, to_indices)
     mixes |= moved is None
     groups.update((g.dims, g) for g in moved or ())

@@ -15,13 +15,21 @@ class Group:
     """Dimensions of an array along which rows lie.
 
     Mostly one, of size `outer * rows * inner`. A reshape into a fixed number of chunks spreads
-    the rows over several. `outer` is None where the array is constant along the rows;
-    `partial`: of a sum over the rows some dimensions are still to be added.
+    the rows over several: which entries are the same row's then depends on the microbatch.
+    `outer` is None where the array is constant along the rows, as `tile` and `repeat` make it,
+    in `blocks` (None: unknown). `partial`: of a sum over the rows some dimensions are still to
+    be added.
     """
 
     dims: tuple[int, ...]
     outer: int | None = 1
     partial: bool = False
+    blocks: int | None = 1
+
+    @property
+    def spread(self) -> bool:
+        """Whether entries must be treated alike, since a microbatch has other rows there."""
+        return self.outer is not None and (self.partial or len(self.dims) > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,8 @@ class Rows:
     `each`: inside a loop over rows, of the row of this iteration. `number`: the position of the
     row itself, in this column of indices. `inner`: a sum over the other rows, for each row.
     `join`: how values of microbatches make that of the whole batch, if in a simple way.
+    `even`: dimensions along which all entries are equal, as far as known. `turn`: differs between
+    the iterations of a loop whose iterations have other rows in a microbatch.
     """
 
     groups: tuple[Group, ...] = ()
@@ -49,6 +59,8 @@ class Rows:
     number: int | None = None
     inner: bool = False
     join: str = ""
+    even: frozenset[int] = frozenset()
+    turn: bool = False
 
     @property
     def fixed(self) -> bool:
@@ -58,7 +70,24 @@ class Rows:
     @property
     def plain(self) -> bool:
         """Whether a microbatch's value is that of the whole batch, or its slice."""
-        return not (self.added or self.own or self.blame or self.size or self.number is not None)
+        return not (
+            self.added
+            or self.own
+            or self.blame
+            or self.size
+            or self.number is not None
+            or self.partial
+        )
+
+    @property
+    def partial(self) -> bool:
+        """Whether it is a sum over rows of which some dimensions are still to be added."""
+        return any(g.partial for g in self.groups)
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether other rows give another value."""
+        return self.each or self.lumped or any(g.outer is not None for g in self.groups)
 
     @property
     def lumped(self) -> bool:
@@ -84,4 +113,5 @@ def joined(states: Iterable[Rows]) -> Rows:
         size=any(s.size for s in states),
         each=any(s.each for s in states),
         inner=any(s.inner for s in states),
+        turn=any(s.turn for s in states),
     )

@@ -9,7 +9,7 @@ from octojax.ir.placement import Placement
 from octojax.ir.schedule import Schedule
 
 PlacementKind = Literal["sequential", "loop", "wave", "bidirectional", "given"]
-MOST_CELLS = 10_000_000
+MOST_CELLS = 2_000_000
 """Forward actions of the largest table: a mistyped number shall not fill the memory."""
 SEARCH_SPAN = 4096
 """How far from the microbatch count asked for a valid one is looked for."""
@@ -60,6 +60,8 @@ class Family:
     allows: Callable[..., bool] = field(default=_any_microbatches)
     allows_ranks: Callable[[int], bool] = field(default=_any_ranks)
     aliases: tuple[str, ...] = ()
+    least_order: Callable[[int], int] = field(default=lambda ranks: 1)
+    """Microbatches of the order that is cut down where fewer are asked for."""
 
     @property
     def bidirectional(self) -> bool:
@@ -89,11 +91,17 @@ class Family:
         _positive(self.name, ranks=ranks, microbatches=microbatches)
         chunks = self._check_chunks(chunks)
         values = self._read_options(options)
-        cells = self.stages(ranks, chunks) * microbatches
+        ordered = max(microbatches, self.least_order(ranks))
+        cells = self.stages(ranks, chunks) * ordered
         if cells > MOST_CELLS:
             raise ValueError(
-                f"{self.name}: {self.stages(ranks, chunks)} stages x {microbatches} microbatches "
+                f"{self.name}: {self.stages(ranks, chunks)} stages x {ordered} microbatches "
                 f"are {cells} forward actions, more than the {MOST_CELLS} that a table may have"
+                + (
+                    f" (on {ranks} ranks the order of {ordered} microbatches is made first)"
+                    if ordered > microbatches
+                    else ""
+                )
             )
         if not self.allows_ranks(ranks):
             near = _nearest(ranks, self.allows_ranks)

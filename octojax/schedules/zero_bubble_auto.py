@@ -162,6 +162,7 @@ FAMILIES = (
     ),
     Family(
         name="zb-v",
+        least_order=lambda ranks: 2 * ranks - 1,
         summary="zero bubble in 1F1B's memory, on two chunks placed as a V",
         source="Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv:2401.10241, "
         "section 6; order as PyTorch's ScheduleZBVZeroBubble",

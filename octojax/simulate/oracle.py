@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from octojax.ir import Action, Kind, LoweredPlan, Machine, Schedule, Transfer
 from octojax.ir.lowering import actions_of
-from octojax.ir.walk import Mode, Walk
+from octojax.ir.walk import Mode, TableWalk
 from octojax.simulate.costs import KINDS, StageCosts
 from octojax.simulate.links import fitting
 
@@ -46,9 +46,9 @@ class Meaning:
         self._column = {kind: costs.seconds[:, k].tolist() for k, kind in enumerate(KINDS)}
         self._recompute = costs.recompute.tolist()
 
-    def walk(self, mode: Mode) -> Walk:
+    def walk(self, mode: Mode) -> TableWalk:
         """Returns the run of the plan with these costs."""
-        return Walk(self.plan, mode, self.duration_s, self.wire_s)
+        return TableWalk(self.plan, mode, self.duration_s, self.wire_s)
 
     def duration_s(self, rank: int, actions: tuple[Action, ...]) -> float:
         """Returns how long a rank is busy with actions: compute time plus host costs."""
@@ -94,7 +94,7 @@ class Meaning:
         return latency, self.size_bytes(transfer) / bandwidth
 
 
-def times_of(walk: Walk) -> Times:
+def times_of(walk: TableWalk) -> Times:
     """Returns when each action and transfer of a walk happens; both of a pair take all of it."""
     actions = {
         action: (start, end)

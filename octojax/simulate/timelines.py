@@ -18,7 +18,7 @@ from octojax.ir import (
     Transfer,
     TransferSpan,
 )
-from octojax.ir.walk import Mode, Walk
+from octojax.ir.walk import Mode, TableWalk
 from octojax.simulate.oracle import Meaning, Times, held_bytes, peak_live, times_of
 from octojax.simulate.waits import gaps_of
 
@@ -36,7 +36,7 @@ class Move(NamedTuple):
     nbytes: float
 
 
-def simulated(meaning: Meaning, walk: Walk, placement: Placement, free: Free) -> Timeline:
+def simulated(meaning: Meaning, walk: TableWalk, placement: Placement, free: Free) -> Timeline:
     """Returns the record of a walk. `placement` says which rank holds which stage's state."""
     spans = [ActionSpan(rank, *span) for rank, row in enumerate(walk.spans) for span in row]
     times = times_of(walk)

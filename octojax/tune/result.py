@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from octojax.ir.plan import Plan
+from octojax.ir.shown import duration, line
 
 
 class Progress(NamedTuple):
@@ -44,6 +45,14 @@ class TuneResult:
     seed: int = 0
     replicated: tuple[str, ...] = ()
     replicated_bound_s: float = 0.0
+
+    def __repr__(self) -> str:
+        return line("TuneResult", self.profile_name, (
+            duration(self.makespan_s),
+            f"within {self.gap:.2%} of the lower bound",
+            f"method {self.method}",
+            repr(self.plan),
+        ))  # fmt: skip
 
     @property
     def gap(self) -> float:

@@ -8,7 +8,7 @@ from octojax.update.build import GRAD_NORM, build_update, locate_state
 from octojax.update.exchange import ExchangeFunction, local_exchange
 from octojax.update.places import Places
 from octojax.update.plan import End, Role, UpdatePlan, UpdateProgram
-from octojax.update.run import OptState, Update
+from octojax.update.run import OptState, Update, gather_state
 
 __all__ = [
     "GRAD_NORM",
@@ -21,6 +21,7 @@ __all__ = [
     "UpdatePlan",
     "UpdateProgram",
     "build_update",
+    "gather_state",
     "local_exchange",
     "locate_state",
 ]

@@ -1,6 +1,8 @@
 """Trace an optax optimizer over the user's whole tree and spread it over ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -9,19 +11,27 @@ import numpy as np
 import optax
 from jax.extend.core import ClosedJaxpr, Literal
 
+from octojax.compat import num_bytes
 from octojax.errors import PlanError
 from octojax.update.graph import Graph, flatten
-from octojax.update.partition import Want, distribute
-from octojax.update.place import EVERYWHERE, EXCHANGE_LIMIT_BYTES, Rank, place
-from octojax.update.plan import End, Role, UpdatePlan
+from octojax.update.layout import EVERYWHERE, Layout, Partial, Rows, Stack
+from octojax.update.partition import distribute
+from octojax.update.place import Placed, place
+from octojax.update.plan import End, Role, UpdatePlan, pieces_of
+from octojax.update.refusal import EXCHANGE_LIMIT_BYTES
+from octojax.update.routes import Want
 
 GRAD_NORM = "grad_norm"
+
+
+Owner = int | Sequence[int]
+"""The rank of a leaf; for a leaf that is stacked over layers and split, that of every row."""
 
 
 def build_update(
     optimizer: optax.GradientTransformation,
     params: Any,
-    owners: Sequence[int],
+    owners: Sequence[Owner],
     num_ranks: int,
     *,
     grad_dtypes: Sequence[Any] | None = None,
@@ -32,93 +42,128 @@ def build_update(
     """Returns the update of `optimizer` as programs per rank, equal to the unpipelined one.
 
     `params` is the user's tree (arrays or shapes) and `owners[i]` the rank of its i-th flat
-    leaf. The optimizer is traced once over the whole tree, so that masks, labels and
-    everything that looks at paths see what they would see without a pipeline. A leaf that is
-    stacked over layers and split over ranks is given as a tuple of its slices in the place of
-    the leaf: masks and labels given as prefixes still fit, and only what reduces over a whole
-    leaf (trust ratios, block clipping) then works per layer.
+    leaf, or of each row along its axis 0. The optimizer is traced once over the whole tree, so
+    that whatever looks at paths, shapes or whole leaves sees what it would see without a
+    pipeline. Rows of a stacked leaf are updated on their ranks; where an operation needs the
+    leaf whole, its rows are brought to one rank and the results back.
 
     Gradients arrive as `grad_dtypes[i]` (by default the leaf's own type) and are cast to the
     leaf's type first. Integer and boolean leaves are passed on unchanged. `extra` is a dict of
     shapes of further arguments of `optimizer.update`, the same on every rank (`value`: the
     loss). With `grad_norm` the global norm of the gradients is among the scalars.
 
-    Raises `PlanError` where one operation needs large arrays of several ranks.
+    Raises `PlanError` where one operation needs large arrays of several ranks, and where the
+    optimizer cannot be traced over these parameters.
     """
     flat, params_tree = jax.tree.flatten(params)
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    _check_owners(owners, len(flat), num_ranks)
+    layouts = _layouts(owners, flat, num_ranks)
     traced = _Traced(optimizer, flat, params_tree, grad_dtypes, extra or {}, grad_norm)
+    names = traced.input_names
     init, update = flatten(traced.init), flatten(traced.update)
-    names = _input_names(paths, traced.state_names, traced.extra_names)
-    state_owners = _state_owners(init, update, owners, traced, paths, names, limit_bytes)
-    ends, ranks = _update_inputs(traced, owners, state_owners)
-    num_params, num_states = len(flat), len(state_owners)
+    states = _state_layouts(init, update, layouts, traced, limit_bytes)
+    ends = _Ends(layouts, states, len(traced.extras))
+    count, num_states = len(flat), len(states)
+    leaves, moments = update.outputs[:count], update.outputs[count : count + num_states]
     wants = [
-        Want(End(Role.NEW_PARAM, i), atom, owners[i], traced.params[i])
-        for i, atom in enumerate(update.outputs[:num_params])
+        *_wants(ends.of(Role.NEW_PARAM, layouts), leaves, layouts, traced.params),
+        *_wants(ends.of(Role.NEW_STATE, states), moments, states, traced.states),
     ]
     wants += [
-        Want(End(Role.NEW_STATE, k), atom, state_owners[k], traced.states[k])
-        for k, atom in enumerate(update.outputs[num_params : num_params + num_states])
+        Want((End(Role.SCALAR, k),), atom, EVERYWHERE, jax.ShapeDtypeStruct((), np.float32))
+        for k, atom in enumerate(update.outputs[count + num_states :])
     ]
-    wants += [
-        Want(End(Role.SCALAR, k), atom, EVERYWHERE, jax.ShapeDtypeStruct((), np.float32))
-        for k, atom in enumerate(update.outputs[num_params + num_states :])
-    ]
-    pairs = [(want.atom, want.rank) for want in wants]
-    placed = place(update, ranks, pairs, names, limit_bytes)
-    firsts = [
-        Want(End(Role.NEW_STATE, k), atom, state_owners[k], traced.states[k])
-        for k, atom in enumerate(init.outputs)
-    ]
-    pairs = [(want.atom, want.rank) for want in firsts]
-    placed_init = place(init, owners, pairs, names, limit_bytes)
+    firsts = _wants(ends.of(Role.NEW_STATE, states), init.outputs, states, traced.states)
+    pairs = [(want.atom, want.layout) for want in wants]
+    first_pairs = [(want.atom, want.layout) for want in firsts]
+    placed = place(update, ends.layouts, pairs, names, limit_bytes, traced.roots)
+    placed_init = place(init, layouts, first_pairs, names, limit_bytes, traced.roots)
     return UpdatePlan(
         num_ranks=num_ranks,
-        owners=tuple(owners),
-        param_names=tuple(paths),
+        param_names=tuple(traced.param_names),
         param_avals=tuple(traced.params),
-        grad_avals=tuple(traced.grads),
+        param_layouts=tuple(layouts),
         params_tree=params_tree,
         state_names=tuple(traced.state_names),
         state_avals=tuple(traced.states),
-        state_owners=tuple(state_owners),
+        state_layouts=tuple(states),
         state_tree=traced.state_tree,
         scalars=(GRAD_NORM,) if grad_norm else (),
         extra_tree=traced.extra_tree,
-        init=distribute(init, placed_init, ends[:num_params], firsts, num_ranks),
-        update=distribute(update, placed, ends, wants, num_ranks),
+        operations=tuple(sorted({op.primitive.name for op in update.ops})),
+        init=distribute(init, placed_init, ends.inputs[:count], firsts, num_ranks),
+        update=distribute(update, placed, ends.inputs, wants, num_ranks),
     )
 
 
 def locate_state(
-    optimizer: optax.GradientTransformation, params: Any, owners: Sequence[int], num_ranks: int
-) -> tuple[tuple[Any, ...], tuple[Rank, ...]]:
-    """Returns shape and rank of every leaf of the optimizer state (None: on every rank).
+    optimizer: optax.GradientTransformation, params: Any, owners: Sequence[Owner], num_ranks: int
+) -> list[tuple[int, int | None]]:
+    """Returns the bytes and the rank (None: every rank) of every piece of the optimizer state.
 
     Arguments and errors are those of `build_update`, of which this is the first part.
     """
     flat, tree = jax.tree.flatten(params)
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    _check_owners(owners, len(flat), num_ranks)
+    layouts = _layouts(owners, flat, num_ranks)
     traced = _Traced(optimizer, flat, tree, None, {}, grad_norm=False)
-    names = _input_names(paths, traced.state_names, ())
     graphs = flatten(traced.init), flatten(traced.update)
-    found = _state_owners(*graphs, owners, traced, paths, names, EXCHANGE_LIMIT_BYTES)
-    return tuple(traced.states), tuple(found)
+    states = _state_layouts(*graphs, layouts, traced, EXCHANGE_LIMIT_BYTES)
+    return [
+        (num_bytes(traced.states[p.leaf]) // _num_pieces(states[p.leaf]), p.rank)
+        for p in pieces_of(states)
+    ]
 
 
-def _check_owners(owners: Sequence[int], num_leaves: int, num_ranks: int) -> None:
-    if len(owners) != num_leaves:
-        raise PlanError(f"{len(owners)} owners for {num_leaves} parameter leaves; give one each")
-    outside = [(i, r) for i, r in enumerate(owners) if not 0 <= r < num_ranks]
+def _num_pieces(layout: Layout) -> int:
+    return len(layout.stack.owners) if isinstance(layout, Rows) else 1
+
+
+def _layouts(owners: Sequence[Owner], flat: Sequence[Any], num_ranks: int) -> list[Layout]:
+    """The layouts of the parameters, from the ranks of leaves or of their rows."""
+    if len(owners) != len(flat):
+        raise PlanError(f"{len(owners)} owners for {len(flat)} parameter leaves; give one each")
+    each = [(i, rank) for i, x in enumerate(owners) for rank in ([x] if isinstance(x, int) else x)]
+    outside = [(i, rank) for i, rank in each if not 0 <= rank < num_ranks]
     if outside:
         leaf, rank = outside[0]
         raise PlanError(
             f"{len(outside)} owners are no rank: leaf {leaf} on rank {rank}, but ranks are "
             f"0 to {num_ranks - 1}"
         )
+    short = [
+        f"leaf {i} of shape {list(jnp.shape(leaf))} has {len(x)} owners"
+        for i, (x, leaf) in enumerate(zip(owners, flat, strict=True))
+        if not isinstance(x, int) and (not jnp.shape(leaf) or len(x) != jnp.shape(leaf)[0])
+    ]
+    if short:
+        raise PlanError(f"a leaf in rows needs an owner per index of axis 0: {'; '.join(short)}")
+    return [x if isinstance(x, int) else Rows(Stack(tuple(x))) for x in owners]
+
+
+class _Ends:
+    """The ends and layouts of the inputs of the update graph, in order."""
+
+    def __init__(self, params: Sequence[Layout], states: Sequence[Layout], extras: int) -> None:
+        self.layouts: list[Layout] = [*params, *params, *states, *([EVERYWHERE] * extras)]
+        self.inputs = [
+            *self.of(Role.PARAM, params),
+            *self.of(Role.GRAD, params),
+            *self.of(Role.STATE, states),
+            *((End(Role.EXTRA, k),) for k in range(extras)),
+        ]
+
+    @staticmethod
+    def of(role: Role, layouts: Sequence[Layout]) -> list[tuple[End, ...]]:
+        """Returns the ends of every leaf: one, or one per row."""
+        ends: list[list[End]] = [[] for _ in layouts]
+        for at, piece in enumerate(pieces_of(layouts)):
+            ends[piece.leaf].append(End(role, at))
+        return [tuple(x) for x in ends]
+
+
+def _wants(
+    ends: Sequence[tuple[End, ...]], atoms: Sequence[Any], layouts: Sequence[Layout], avals: Any
+) -> list[Want]:
+    return [Want(*each) for each in zip(ends, atoms, layouts, avals, strict=True)]
 
 
 class _Traced:
@@ -134,6 +179,7 @@ class _Traced:
         grad_norm: bool,
     ) -> None:
         self.params = [_struct(x) for x in flat]
+        self.param_names = _paths(params_tree.unflatten(self.params))
         dtypes = [x.dtype for x in self.params] if grad_dtypes is None else grad_dtypes
         self.grads = [
             jax.ShapeDtypeStruct(x.shape, dtype)
@@ -141,16 +187,15 @@ class _Traced:
         ]
         extras, self.extra_tree = jax.tree.flatten(extra)
         self.extras = [_struct(x) for x in extras]
-        self.extra_names = [
-            jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(extra)
-        ]
+        self.extra_names = _paths(extra)
         trainable = [jnp.issubdtype(x.dtype, jnp.inexact) for x in self.params]
         full = optax.with_extra_args_support(optimizer)
 
         def init(*leaves: Any) -> Any:
             return full.init(params_tree.unflatten(leaves))
 
-        self.init, shapes = jax.make_jaxpr(init, return_shape=True)(*self.params)
+        with _tracing("init", self.params):
+            self.init, shapes = jax.make_jaxpr(init, return_shape=True)(*self.params)
         with_paths, self.state_tree = jax.tree_util.tree_flatten_with_path(shapes)
         self.state_names = [jax.tree_util.keystr(path) for path, _ in with_paths]
         self.states = [_struct(x) for _, x in with_paths]
@@ -180,9 +225,33 @@ class _Traced:
             norms = [optax.tree.norm(floats).astype(jnp.float32)] if grad_norm else []
             return [*kept, *self._same_state(state), *norms]
 
-        self.update: ClosedJaxpr = jax.make_jaxpr(update)(
-            *self.params, *self.grads, *self.states, *self.extras
-        )
+        with _tracing("update", self.params, self.extra_names):
+            self.update: ClosedJaxpr = jax.make_jaxpr(update)(
+                *self.params, *self.grads, *self.states, *self.extras
+            )
+
+    @property
+    def input_names(self) -> list[str]:
+        """The inputs of the update, for messages."""
+        return [
+            *(f"params{path}" for path in self.param_names),
+            *(f"grads{path}" for path in self.param_names),
+            *(f"state{path}" for path in self.state_names),
+            *(f"extra{path}" for path in self.extra_names),
+        ]
+
+    @cached_property
+    def roots(self) -> list[int | None]:
+        """The leaf of the parameters that each input of the update belongs to, if any."""
+        leaves = range(len(self.params))
+        return [*leaves, *leaves, *(self.parameter_of(k) for k in range(len(self.states)))]
+
+    def parameter_of(self, k: int) -> int | None:
+        """Returns the parameter of the same shape whose path ends the path of state leaf k."""
+        for i, (path, param) in enumerate(zip(self.param_names, self.params, strict=True)):
+            if self.state_names[k].endswith(path) and param.shape == self.states[k].shape:
+                return i
+        return None
 
     def _same_state(self, state: Any) -> list[Any]:
         """The leaves of the new state, checked to be of the old state's form."""
@@ -204,6 +273,27 @@ class _Traced:
         ]
 
 
+@contextmanager
+def _tracing(what: str, params: Sequence[Any], extra: Sequence[str] = ()) -> Iterator[None]:
+    """Names what octojax asked for where an optimizer cannot be traced over the parameters."""
+    try:
+        yield
+    except PlanError:
+        raise
+    except Exception as error:
+        given = "".join(f", {name.strip(chr(39) + '[]')}" for name in extra)
+        call = "params" if what == "init" else f"gradients, state, params{given}"
+        raise PlanError(
+            f"optimizer.{what}({call}) failed on the {len(params)} parameter leaves: "
+            f"{type(error).__name__}: {error}. A step passes an optimizer these arguments and no "
+            f"others (docs/optimizers.md lists the optimizers that need more)"
+        ) from error
+
+
+def _paths(tree: Any) -> list[str]:
+    return [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
 def _struct(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(
         jnp.shape(x), x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
@@ -218,68 +308,42 @@ def _split(items: Sequence[Any], *sizes: int) -> list[list[Any]]:
     return pieces
 
 
-def _input_names(
-    paths: Sequence[str], state_names: Sequence[str], extra_names: Sequence[str]
-) -> list[str]:
-    return [
-        *(f"params{path}" for path in paths),
-        *(f"grads{path}" for path in paths),
-        *(f"state{path}" for path in state_names),
-        *(f"extra{path}" for path in extra_names),
-    ]
-
-
-def _update_inputs(
-    traced: _Traced, owners: Sequence[int], state_owners: Sequence[Rank]
-) -> tuple[list[End], list[Rank]]:
-    """The ends and ranks of the inputs of the update graph, in order."""
-    ends = [End(Role.PARAM, i) for i in range(len(owners))]
-    ends += [End(Role.GRAD, i) for i in range(len(owners))]
-    ends += [End(Role.STATE, k) for k in range(len(state_owners))]
-    ends += [End(Role.EXTRA, k) for k in range(len(traced.extras))]
-    ranks: list[Rank] = [*owners, *owners, *state_owners, *([EVERYWHERE] * len(traced.extras))]
-    return ends, ranks
-
-
-def _state_owners(
+def _state_layouts(
     init: Graph,
     update: Graph,
-    owners: Sequence[int],
+    params: Sequence[Layout],
     traced: _Traced,
-    paths: Sequence[str],
-    names: Sequence[str],
     limit_bytes: int,
-) -> list[Rank]:
-    """The rank of every state leaf: where its new value is made; None for what all ranks know.
+) -> list[Layout]:
+    """Where every state leaf lies: where its new value is made; everywhere what all ranks know.
 
     Starts from "everywhere" and follows the graph until nothing changes: a moment is mixed
     with its gradient, so its new value, hence the moment itself, lives with the parameter.
     Arrays that are never renewed go where they come from (init) or whose path they carry.
     """
-    num_params = len(owners)
-    found: list[Rank] = [EVERYWHERE] * len(traced.states)
+    names = traced.input_names
+    states: list[Layout] = [EVERYWHERE] * len(traced.states)
     while True:
-        _, ranks = _update_inputs(traced, owners, found)
-        placed = place(update, ranks, (), names, limit_bytes)
-        outputs = update.outputs[num_params : num_params + len(found)]
+        inputs = _Ends(params, states, len(traced.extras)).layouts
+        placed = place(update, inputs, (), names, limit_bytes, traced.roots)
+        outputs = update.outputs[len(params) : len(params) + len(states)]
         new = [
-            old if isinstance(atom, Literal) or old is not EVERYWHERE else placed.ranks[atom]
-            for old, atom in zip(found, outputs, strict=True)
+            old if old is not EVERYWHERE else _layout_of(atom, placed)
+            for old, atom in zip(states, outputs, strict=True)
         ]
-        if new == found:
+        if new == states:
             break
-        found = new
-    made = place(init, owners, (), names, limit_bytes)
+        states = new
+    placed = place(init, params, (), names, limit_bytes, traced.roots)
     for k, atom in enumerate(init.outputs):
-        if found[k] is EVERYWHERE and traced.states[k].shape:
-            first = EVERYWHERE if isinstance(atom, Literal) else made.ranks[atom]
-            found[k] = _by_path(traced, k, paths, owners) if first is EVERYWHERE else first
-    return found
+        if states[k] is EVERYWHERE and traced.states[k].shape:
+            first = _layout_of(atom, placed)
+            own = traced.parameter_of(k)
+            states[k] = params[own] if first is EVERYWHERE and own is not None else first
+    return states
 
 
-def _by_path(traced: _Traced, k: int, paths: Sequence[str], owners: Sequence[int]) -> Rank:
-    """The owner of the parameter of the same shape whose path ends the state leaf's path."""
-    for path, param, owner in zip(paths, traced.params, owners, strict=True):
-        if traced.state_names[k].endswith(path) and param.shape == traced.states[k].shape:
-            return owner
-    return EVERYWHERE
+def _layout_of(atom: Any, placed: Placed) -> Layout:
+    """The layout of a leaf whose value is `atom`: what is shared out is joined everywhere."""
+    layout = EVERYWHERE if isinstance(atom, Literal) else placed.layouts[atom]
+    return EVERYWHERE if isinstance(layout, Partial) else layout

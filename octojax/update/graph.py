@@ -5,7 +5,7 @@ operation can be placed on a rank by itself. A skipped branch cannot leak: `sele
 the chosen operand bit by bit, a NaN in the other one is not multiplied in.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,44 +60,25 @@ def flatten(closed: ClosedJaxpr) -> Graph:
     jaxpr, consts = compat.split_consts(closed)
     inputs = [builder.value(var.aval) for var in jaxpr.invars]
     outputs = builder.run(jaxpr, consts, inputs)
-    return Graph(len(inputs), tuple(builder.ops), tuple(outputs), tuple(builder.avals))
+    ops = _live(builder.ops, outputs)
+    return Graph(len(inputs), tuple(ops), tuple(outputs), tuple(builder.avals))
 
 
-def emit(
-    ops: Sequence[Op],
-    avals: Sequence[Any],
-    inputs: Sequence[int],
-    finish: Callable[[Callable[[Atom], Any]], list[Any]],
-    widths: Sequence[int],
-    start: Callable[..., dict[int, Any]],
-) -> ClosedJaxpr:
-    """Returns a jaxpr that runs `ops` on `inputs` and returns what `finish(read)` makes.
-
-    Inputs of the jaxpr: a vector of bytes per entry of `widths`, of which `start(*vectors)`
-    makes values by number, then one value per number in `inputs`.
-    """
-
-    def run(*arguments: Any) -> list[Any]:
-        env = dict(start(*arguments[: len(widths)]))
-        env.update(zip(inputs, arguments[len(widths) :], strict=True))
-
-        def read(atom: Atom) -> Any:
-            return atom.val if isinstance(atom, Literal) else env[atom]
-
-        for op in ops:
-            bound = op.primitive.get_bind_params(op.params)
-            results = op.primitive.bind(*map(read, op.inputs), **bound)
-            if not op.primitive.multiple_results:
-                results = [results]
-            env.update(zip(op.outputs, results, strict=True))
-        return finish(read)
-
-    vectors = [jax.ShapeDtypeStruct((width,), np.uint8) for width in widths]
-    return jax.make_jaxpr(run)(*vectors, *(_struct(avals[value]) for value in inputs))
+def _live(ops: Sequence[Op], outputs: Sequence[Atom]) -> list[Op]:
+    """The operations that the outputs need: others would ask for exchanges too."""
+    needed = {x for x in outputs if not isinstance(x, Literal)}
+    live = []
+    for op in reversed(ops):
+        if op.effectful or not needed.isdisjoint(op.outputs):
+            live.append(op)
+            needed.update(x for x in op.inputs if not isinstance(x, Literal))
+    return live[::-1]
 
 
-def _struct(aval: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+def bind(op: Op, params: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
+    """Returns the results of an operation, with `params` in the place of its own."""
+    results = op.primitive.bind(*operands, **op.primitive.get_bind_params(params))
+    return results if op.primitive.multiple_results else [results]
 
 
 class _Builder:
@@ -130,6 +111,8 @@ class _Builder:
         name = eqn.primitive.name
         if name == "cond":
             return self._cond(eqn, operands)
+        if name == "optimization_barrier":  # orders the work of one program, which is cut up here
+            return operands
         body = body_of(eqn) if name in _CALLS else None
         if body is not None:
             return self._body(body, operands)

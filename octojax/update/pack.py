@@ -7,6 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from octojax.update.layout import Partial, Rows
+
+_JOINS = {
+    "add": jnp.sum,
+    "mul": jnp.prod,
+    "max": jnp.max,
+    "min": jnp.min,
+    "and": jnp.all,
+    "or": jnp.any,
+    "same": lambda x, axis: x[0],
+}
+
 
 def pack(values: Sequence[Any], width: int) -> jax.Array:
     """Returns the bytes of `values` one after the other, filled up with zeros: uint8[width]."""
@@ -15,16 +27,35 @@ def pack(values: Sequence[Any], width: int) -> jax.Array:
     return jnp.concatenate([*parts, jnp.zeros(missing, jnp.uint8)])
 
 
-def unpack(vector: jax.Array, offset: int, aval: Any) -> jax.Array:
-    """Returns the value of type `aval` whose bytes start at `offset`."""
-    itemsize = np.dtype(aval.dtype).itemsize
-    count = int(np.prod(aval.shape, dtype=np.int64)) * itemsize
-    piece = jax.lax.slice(vector, (offset,), (offset + count,))
-    if aval.dtype == np.bool_:
-        return piece.reshape(aval.shape) != 0
+def unpack(bytes_: jax.Array, offset: int, shape: Sequence[int], dtype: Any) -> jax.Array:
+    """Returns the values of `shape` and `dtype` whose bytes start at `offset` of the last axis."""
+    itemsize = np.dtype(dtype).itemsize
+    count = int(np.prod(shape, dtype=np.int64)) * itemsize
+    lead = bytes_.shape[:-1]
+    piece = jax.lax.slice_in_dim(bytes_, offset, offset + count, axis=-1)
+    if dtype == np.bool_:
+        return piece.reshape(*lead, *shape) != 0
     if itemsize == 1:
-        return jax.lax.bitcast_convert_type(piece.reshape(aval.shape), aval.dtype)
-    return jax.lax.bitcast_convert_type(piece.reshape(*aval.shape, itemsize), aval.dtype)
+        return jax.lax.bitcast_convert_type(piece.reshape(*lead, *shape), dtype)
+    return jax.lax.bitcast_convert_type(piece.reshape(*lead, *shape, itemsize), dtype)
+
+
+def join_shares(shares: jax.Array, layout: Partial) -> jax.Array:
+    """Returns the reduction of which `shares[i]` are parts."""
+    return _JOINS[layout.how](shares, axis=0).astype(shares.dtype)
+
+
+def join_rows(rows: Sequence[jax.Array], layout: Rows) -> jax.Array:
+    """Returns the whole array of rows by rank (`[rows of the rank, *row]`), ranks ascending."""
+    stack = layout.stack
+    every = jnp.concatenate(rows)
+    order = [row for rank in stack.ranks for row in stack.rows_by_rank[rank]]
+    if order != sorted(order):
+        every = every[np.argsort(order)]
+    moved = jnp.moveaxis(every, 0, layout.axis)
+    shape = list(moved.shape[: layout.axis]) + list(moved.shape[layout.axis + 1 :])
+    shape[layout.axis] *= len(stack.owners)
+    return moved.reshape(shape)
 
 
 def _to_bytes(value: Any) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Cut a placed graph into one program per rank and phase.
+"""Cut a placed graph into one program per rank and phase, and one per row of a stack.
 
 A program holds exactly the operations that its targets need: in every phase what is offered
 to the exchange, in the final phase the new leaves. An operation asked for again in a later
@@ -8,37 +8,30 @@ storing what was made of it), and saved when it reduces or multiplies.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Literal
 
-from octojax.compat import num_bytes
-from octojax.update.graph import Atom, Graph, emit
-from octojax.update.pack import pack, unpack
-from octojax.update.place import EVERYWHERE, Placed, Rank
-from octojax.update.plan import Distributed, End, Entry, Exchange, Phase, Role, UpdateProgram
-
-_HEAVY = frozenset(
-    {
-        "cholesky", "conv_general_dilated", "cumsum", "custom_call", "dot_general", "eigh", "fft",
-        "householder_product", "lu", "qr", "random_bits", "scan", "sort", "svd", "top_k",
-        "triangular_solve", "while",
-    }
-)  # fmt: skip
-"""Primitives whose results are stored between phases and not computed twice."""
-
-
-@dataclass(frozen=True)
-class Want:
-    """An output of the function: which end it is, its value, its rank (None: all), its type."""
-
-    end: End
-    atom: Atom
-    rank: Rank
-    aval: Any
+from octojax.update.graph import Atom, Graph, bind
+from octojax.update.layout import EVERYWHERE, Partial, Rows
+from octojax.update.pack import join_shares, pack, unpack
+from octojax.update.place import Placed
+from octojax.update.plan import (
+    Binding,
+    Distributed,
+    End,
+    Entry,
+    Exchange,
+    Move,
+    Phase,
+    Role,
+    UpdateProgram,
+)
+from octojax.update.routes import Routes, Want, as_leaf
+from octojax.update.row_programs import RowDraft, row_drafts, row_program
 
 
 @dataclass(frozen=True)
@@ -47,198 +40,309 @@ class _Draft:
 
     targets: tuple[Want, ...]
     offers: tuple[Entry, ...]
+    scattered: tuple[tuple[int, Rows], ...]
+    """Values of this rank whose rows go to the rows' ranks."""
+
     ops: tuple[int, ...]
     inputs: tuple[tuple[End, int], ...]
-    arrived: tuple[tuple[int, Entry], ...]
-    """Values that an exchange brought: its phase, and where the value lies."""
+    arrived: tuple[int, ...]
+    """Values that an exchange brought."""
+
+    gathered: tuple[int, ...]
+    """Values whose rows came to this rank."""
 
     saves: tuple[int, ...] = ()
 
     @property
     def empty(self) -> bool:
-        return not (self.targets or self.offers or self.saves)
+        return not (self.targets or self.offers or self.scattered or self.saves)
 
 
 def distribute(
-    graph: Graph, placed: Placed, ends: Sequence[End], wants: Sequence[Want], num_ranks: int
+    graph: Graph,
+    placed: Placed,
+    ends: Sequence[tuple[End, ...]],
+    wants: Sequence[Want],
+    num_ranks: int,
 ) -> Distributed:
-    """Returns the programs of every phase. `ends` name the inputs of the graph, in order."""
-    ready = [_ready(placed, want) for want in wants]
-    leaves = [at for want, at in zip(wants, ready, strict=True) if want.end.role is not Role.SCALAR]
-    final = max(leaves, default=0)
-    cut = _Cut(graph, placed, tuple(ends), num_ranks, tuple(max(final, at) for at in ready), wants)
-    drafts = [cut.drafts(rank) for rank in range(num_ranks)]
-    return Distributed(
-        tuple(cut.phase(k, [rank[k] for rank in drafts], drafts) for k in range(cut.num_phases)),
-        final,
+    """Returns the programs of every phase. `ends[v]` are the ends of input v of the graph: one,
+    or one per row."""
+    routes = Routes(graph, placed, tuple(ends), tuple(wants), num_ranks)
+    rows = [row_drafts(routes, stack) for stack in routes.stacks]
+    drafts = [_rank_drafts(routes, rank, rows) for rank in range(num_ranks)]
+    phases = tuple(
+        _phase(routes, k, drafts, [stack[k] for stack in rows], rows)
+        for k in range(routes.num_phases)
+    )
+    return Distributed(phases, routes.final)
+
+
+def _rank_drafts(
+    routes: Routes, rank: int, rows: Sequence[Sequence[RowDraft]]
+) -> tuple[_Draft, ...]:
+    """The rank's work in every phase; what a later phase reads is saved by the first."""
+    drafts: list[_Draft] = []
+    made: dict[int, int] = {}
+
+    def save(at: int, value: int) -> None:
+        drafts[at] = replace(drafts[at], saves=tuple(sorted({*drafts[at].saves, value})))
+
+    for phase in range(routes.num_phases):
+        mine = [stack[phase] for stack in rows if rank in stack[phase].stack.ranks]
+        shared = {value for draft in mine for value in draft.shared}
+        known = {v for v in shared if v in made and routes.worth_saving(v)}
+        draft = _draft(routes, rank, phase, made, tuple(sorted(shared - known)))
+        for value in known:
+            save(made[value], value)
+        for end, value in draft.inputs:
+            if end.role is Role.SAVED:
+                save(made[value], value)
+        drafts.append(draft)
+        for op in draft.ops:
+            for value in routes.graph.ops[op].outputs:
+                made.setdefault(value, phase)
+    return tuple(drafts)
+
+
+def _draft(
+    routes: Routes, rank: int, phase: int, made: dict[int, int], saves: tuple[int, ...]
+) -> _Draft:
+    """Walks back from the targets to what the rank has at the start of the phase."""
+    graph, placed = routes.graph, routes.placed
+    targets = tuple(
+        want
+        for want, due in zip(routes.wants, routes.due, strict=True)
+        if due == phase and not isinstance(want.layout, Rows) and want.layout in (EVERYWHERE, rank)
+    )
+    offers = tuple(e for e in routes.entries(phase) if placed.layouts[e.value] == e.rank == rank)
+    scattered = tuple(
+        (v, to)
+        for v, to in routes.moved(phase)
+        if isinstance(to, Rows) and placed.layouts[v] == rank
+    )
+    ops: set[int] = set()
+    inputs: dict[End, int] = {}
+    arrived: set[int] = set()
+    gathered: set[int] = set()
+    seen: set[int] = set()
+    todo: list[Atom] = [want.atom for want in targets] + [entry.value for entry in offers]
+    todo += [value for value, _ in scattered] + list(saves)
+    while todo:
+        atom = todo.pop()
+        if isinstance(atom, Literal) or atom in seen:
+            continue
+        seen.add(atom)
+        if atom < graph.num_inputs and placed.layouts[atom] in (EVERYWHERE, rank):
+            (inputs_end,) = routes.ends[atom]
+            inputs[inputs_end] = atom
+        elif atom in routes.arrivals and routes.arrivals[atom][0] < phase:
+            arrived.add(atom)
+        elif routes.moves.get((atom, rank), phase) < phase:
+            gathered.add(atom)
+        elif atom in made and routes.worth_saving(atom):
+            inputs[End(Role.SAVED, atom)] = atom
+        else:
+            ops.add(routes.producers[atom])
+            todo += graph.ops[routes.producers[atom]].inputs
+    return _Draft(
+        targets,
+        offers,
+        scattered,
+        tuple(sorted(ops)),
+        tuple(sorted(inputs.items())),
+        tuple(sorted(arrived)),
+        tuple(sorted(gathered)),
+        saves,
     )
 
 
-def _ready(placed: Placed, want: Want) -> int:
-    """The first phase in which the value can be had where it is wanted."""
-    if isinstance(want.atom, Literal):
-        return 0
-    here = placed.ranks[want.atom] in (EVERYWHERE, want.rank)
-    return placed.phases[want.atom] + (0 if here else 1)
+def _phase(
+    routes: Routes,
+    phase: int,
+    drafts: Sequence[Sequence[_Draft]],
+    rows: Sequence[RowDraft],
+    every_rows: Sequence[Sequence[RowDraft]],
+) -> Phase:
+    exchange = _exchange(routes, phase, drafts, every_rows)
+    row_programs = tuple(
+        row_program(routes, draft, rank)
+        for draft in rows
+        if not draft.empty
+        for rank in draft.stack.ranks
+    )
+    shared = {
+        rank: frozenset().union(*(p.shared for p in row_programs if p.rank == rank))
+        for rank in range(routes.num_ranks)
+    }
+    offering = {rank for draft in rows if draft.offers for rank in draft.stack.ranks}
+    programs = tuple(
+        None
+        if every[phase].empty
+        else _rank_program(routes, rank, phase, every[phase], rank in offering, shared[rank])
+        for rank, every in enumerate(drafts)
+    )
+    packers = tuple(
+        _packer(routes, rank, phase, drafts[rank][phase], rows) for rank in sorted(offering)
+    )
+    return Phase(programs, exchange, row_programs, packers)
 
 
-@dataclass(frozen=True)
-class _Cut:
-    graph: Graph
-    placed: Placed
-    ends: tuple[End, ...]
-    num_ranks: int
-    due: tuple[int, ...]
-    wants: Sequence[Want]
+def _exchange(
+    routes: Routes,
+    phase: int,
+    drafts: Sequence[Sequence[_Draft]],
+    rows: Sequence[Sequence[RowDraft]],
+) -> Exchange | None:
+    if phase >= routes.num_phases - 1:
+        return None
+    needs: list[tuple[int, ...]] = []
+    for rank in range(routes.num_ranks):
+        values = {v for draft in drafts[rank] for v in draft.arrived}
+        values |= {v for s in rows for d in s if rank in d.stack.ranks for v in d.arrived}
+        entries = [
+            e for v in values for e in routes.arrivals[v][1] if routes.arrivals[v][0] == phase
+        ]
+        needs.append(tuple(sorted({entry.rank for entry in entries})))
+    moves = _moves(routes, phase)
+    return Exchange(routes.width(phase), routes.entries(phase), tuple(needs), moves)
 
-    @cached_property
-    def num_phases(self) -> int:
-        return 1 + max(self.due, default=0)
 
-    @cached_property
-    def producers(self) -> dict[int, int]:
-        return self.graph.producers()
+def _moves(routes: Routes, phase: int) -> tuple[Move, ...]:
+    """The rows that change ranks after a phase; one that is where it is needed stays."""
+    moves = []
+    for value, to in routes.moved(phase):
+        layout, aval = routes.placed.layouts[value], routes.graph.avals[value]
+        rows = layout if isinstance(layout, Rows) else to
+        assert isinstance(rows, Rows), "one side has the rows"
+        piece = jax.ShapeDtypeStruct(rows.row_shape(aval.shape), aval.dtype)
+        for row, owner in enumerate(rows.stack.owners):
+            source, target = (owner, to) if rows is layout else (layout, owner)
+            assert isinstance(source, int)
+            assert isinstance(target, int)
+            if source != target:
+                end = routes.piece(Role.PIECE, value, row, rows.stack)
+                moves.append(Move(end, source, target, piece))
+    return tuple(moves)
 
-    @cached_property
-    def layouts(self) -> tuple[tuple[Entry, ...], ...]:
-        """Per exchange, where each value lies in the byte vector of its rank."""
-        return tuple(map(self._layout, range(self.num_phases - 1)))
 
-    @cached_property
-    def brought(self) -> dict[int, tuple[int, Entry]]:
-        """Per exchanged value, after which phase, and where it lies."""
-        return {e.value: (k, e) for k, entries in enumerate(self.layouts) for e in entries}
+def _rank_program(
+    routes: Routes,
+    rank: int,
+    phase: int,
+    draft: _Draft,
+    rows_offer: bool,
+    shared: frozenset[End],
+) -> UpdateProgram:
+    graph, width = routes.graph, routes.width(phase)
+    sources = {
+        (routes.arrivals[v][0], e.rank) for v in draft.arrived for e in routes.arrivals[v][1]
+    }
+    vectors = sorted(sources)
+    pieces = [
+        (v, layout, routes.piece(Role.PIECE, v, row, layout.stack))
+        for v in draft.gathered
+        if isinstance(layout := routes.placed.layouts[v], Rows)
+        for row in range(len(layout.stack.owners))
+    ]
+    offers = [entry.value for entry in draft.offers]
 
-    def _layout(self, phase: int) -> tuple[Entry, ...]:
-        filled = [0] * self.num_ranks
-        entries = []
-        for value in self.placed.exchanged[phase]:
-            rank = self.placed.ranks[value]
-            assert rank is not None, "a value that is everywhere needs no exchange"
-            size = num_bytes(self.graph.avals[value])
-            entries.append(Entry(value, rank, filled[rank], size))
-            filled[rank] += size
-        return tuple(entries)
+    def run(*arguments: Any) -> list[Any]:
+        first, second = len(vectors), len(vectors) + len(draft.inputs)
+        by_source = dict(zip(vectors, arguments[:first], strict=True))
+        env = {v: routes.unpacked(v, by_source) for v in draft.arrived}
+        env |= {v: x for (_, v), x in zip(draft.inputs, arguments[first:second], strict=True)}
+        env |= _whole_of_pieces(pieces, arguments[second:])
 
-    def drafts(self, rank: int) -> list[_Draft]:
-        """The rank's work in every phase; what a later phase reads is saved by the first."""
-        drafts: list[_Draft] = []
-        made: dict[int, int] = {}
-        for phase in range(self.num_phases):
-            draft = self._draft(rank, phase, made)
-            for end, value in draft.inputs:
-                if end.role is Role.SAVED:
-                    at = made[value]
-                    saves = tuple(sorted({*drafts[at].saves, value}))
-                    drafts[at] = replace(drafts[at], saves=saves)
-            drafts.append(draft)
-            for op in draft.ops:
-                for value in self.graph.ops[op].outputs:
-                    made.setdefault(value, phase)
-        return drafts
+        def read(atom: Atom) -> Any:
+            return atom.val if isinstance(atom, Literal) else env[atom]
 
-    def _draft(self, rank: int, phase: int, made: dict[int, int]) -> _Draft:
-        """Walks back from the targets to what the rank has at the start of the phase."""
-        targets = tuple(
-            want
-            for want, due in zip(self.wants, self.due, strict=True)
-            if due == phase and want.rank in (EVERYWHERE, rank)
-        )
-        layout = self.layouts[phase] if phase < len(self.layouts) else ()
-        offers = tuple(entry for entry in layout if entry.rank == rank)
-        ops: set[int] = set()
-        inputs: dict[End, int] = {}
-        arrived: dict[int, tuple[int, Entry]] = {}
-        seen: set[int] = set()
-        todo: list[Atom] = [want.atom for want in targets] + [entry.value for entry in offers]
-        while todo:
-            atom = todo.pop()
-            if isinstance(atom, Literal) or atom in seen:
-                continue
-            seen.add(atom)
-            if atom < self.graph.num_inputs and self.placed.ranks[atom] in (EVERYWHERE, rank):
-                inputs[self.ends[atom]] = atom
-            elif atom in self.brought and self.brought[atom][0] < phase:
-                arrived[atom] = self.brought[atom]
-            elif atom in made and self._worth_saving(atom):
-                inputs[End(Role.SAVED, atom)] = atom
-            else:
-                ops.add(self.producers[atom])
-                todo += self.graph.ops[self.producers[atom]].inputs
-        return _Draft(
-            targets,
-            offers,
-            tuple(sorted(ops)),
-            tuple(sorted(inputs.items())),
-            tuple(arrived[value] for value in sorted(arrived)),
-        )
-
-    def _worth_saving(self, value: int) -> bool:
-        op = self.graph.ops[self.producers[value]]
-        if op.primitive.name in _HEAVY:
-            return True
-        made = num_bytes(self.graph.avals[value])
-        read = [num_bytes(self.graph.avals[x]) for x in op.inputs if not isinstance(x, Literal)]
-        return max(read, default=0) > 8 * made
-
-    def phase(
-        self, phase: int, drafts: Sequence[_Draft], every: Sequence[Sequence[_Draft]]
-    ) -> Phase:
-        exchange = None
-        if phase < len(self.layouts):
-            layout = self.layouts[phase]
-            needs = tuple(
-                tuple(sorted({e.rank for d in later for k, e in d.arrived if k == phase}))
-                for later in every
+        for at in draft.ops:
+            op = graph.ops[at]
+            env.update(
+                zip(op.outputs, bind(op, op.params, list(map(read, op.inputs))), strict=True)
             )
-            width = max((e.offset + e.nbytes for e in layout), default=0)
-            exchange = Exchange(width, layout, needs)
-        programs = tuple(
-            None if draft.empty else self._program(rank, phase, draft, exchange)
-            for rank, draft in enumerate(drafts)
-        )
-        return Phase(programs, exchange)
+        outputs = [as_leaf(read(x.atom), x.aval.shape, x.aval.dtype) for x in draft.targets]
+        outputs += [read(value) for value in draft.saves]
+        outputs += [row for v, to in draft.scattered for row in _split(env[v], to)]
+        if rows_offer:
+            return outputs + [read(value) for value in offers]
+        return outputs + ([pack(list(map(read, offers)), width)] if offers else [])
 
-    def _program(
-        self, rank: int, phase: int, draft: _Draft, exchange: Exchange | None
-    ) -> UpdateProgram:
-        graph = self.graph
-        vectors = sorted({(k, entry.rank) for k, entry in draft.arrived})
-        widths = [max(e.offset + e.nbytes for e in self.layouts[k]) for k, _ in vectors]
-
-        def start(*gathered: Any) -> dict[int, Any]:
-            by_source = dict(zip(vectors, gathered, strict=True))
-            return {
-                e.value: unpack(by_source[k, e.rank], e.offset, graph.avals[e.value])
-                for k, e in draft.arrived
-            }
-
-        def finish(read: Any) -> list[Any]:
-            outputs = [_as(read(want.atom), want.aval) for want in draft.targets]
-            outputs += [read(value) for value in draft.saves]
-            if draft.offers:
-                assert exchange is not None
-                outputs.append(pack([read(e.value) for e in draft.offers], exchange.width))
-            return outputs
-
-        jaxpr = emit(
-            [graph.ops[at] for at in draft.ops],
-            graph.avals,
-            [value for _, value in draft.inputs],
-            finish,
-            widths,
-            start,
-        )
-        reads = [End(Role.GATHERED, k * self.num_ranks + source) for k, source in vectors]
-        reads += [end for end, _ in draft.inputs]
-        writes = [want.end for want in draft.targets]
-        writes += [End(Role.SAVED, value) for value in draft.saves]
-        writes += [End(Role.PACKED, phase)] if draft.offers else []
-        return UpdateProgram(rank, phase, jaxpr, tuple(reads), tuple(writes))
+    avals = [jax.ShapeDtypeStruct((routes.width(k),), np.uint8) for k, _ in vectors]
+    avals += [_struct(graph.avals[v]) for _, v in draft.inputs]
+    avals += [
+        jax.ShapeDtypeStruct(layout.row_shape(graph.avals[v].shape), graph.avals[v].dtype)
+        for v, layout, _ in pieces
+    ]
+    reads = [End(Role.GATHERED, k * routes.num_ranks + source) for k, source in vectors]
+    reads += [end for end, _ in draft.inputs] + [end for *_, end in pieces]
+    writes = [want.ends[0] for want in draft.targets]
+    writes += [End(Role.SAVED, value) for value in draft.saves]
+    writes += [
+        routes.piece(Role.PIECE, v, row, to.stack)
+        for v, to in draft.scattered
+        for row in range(len(to.stack.owners))
+    ]
+    if rows_offer:
+        writes += [End(Role.SAVED, value) for value in offers]
+    elif offers:
+        writes.append(End(Role.PACKED, phase))
+    binding = Binding(tuple(reads), tuple(writes))
+    return UpdateProgram(rank, phase, jax.make_jaxpr(run)(*avals), (binding,), shared)
 
 
-def _as(value: Any, aval: Any) -> Any:
-    """A value, or a constant, with exactly the shape and type of the leaf it becomes."""
-    if jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
-        return value
-    return jnp.broadcast_to(jnp.asarray(value).astype(aval.dtype), aval.shape)
+def _packer(
+    routes: Routes, rank: int, phase: int, draft: _Draft, rows: Sequence[RowDraft]
+) -> UpdateProgram:
+    """The program that joins what the rows of a rank offer, and packs it with the rank's own."""
+    graph, layouts, width = routes.graph, routes.placed.layouts, routes.width(phase)
+    offering = [x for x in rows if x.offers and rank in x.stack.ranks]
+    entries = [e for e in routes.entries(phase) if e.rank == rank]
+    own = [entry.value for entry in draft.offers]
+
+    def run(*arguments: Any) -> list[Any]:
+        values = dict(zip(own, arguments, strict=False))
+        at = len(own)
+        for each in offering:
+            count = len(each.stack.rows_by_rank[rank])
+            matrix, offset = jnp.stack(arguments[at : at + count]), 0
+            at += count
+            for value in each.offers:
+                layout, aval = layouts[value], graph.avals[value]
+                shape = layout.row_shape(aval.shape) if isinstance(layout, Rows) else aval.shape
+                brought = unpack(matrix, offset, shape, aval.dtype)
+                partial = isinstance(layout, Partial)
+                values[value] = join_shares(brought, layout) if partial else brought
+                offset += routes.row_size(value)
+        return [pack([values[entry.value] for entry in entries], width)]
+
+    avals = [_struct(graph.avals[value]) for value in own]
+    reads = [End(Role.SAVED, value) for value in own]
+    for each in offering:
+        size = sum(map(routes.row_size, each.offers))
+        for row in each.stack.rows_by_rank[rank]:
+            avals.append(jax.ShapeDtypeStruct((size,), np.uint8))
+            reads.append(routes.row_bytes(phase, each.stack, row))
+    binding = Binding(tuple(reads), (End(Role.PACKED, phase),))
+    return UpdateProgram(rank, phase, jax.make_jaxpr(run)(*avals), (binding,))
+
+
+def _whole_of_pieces(
+    pieces: Sequence[tuple[int, Rows, End]], arrays: Sequence[Any]
+) -> dict[int, Any]:
+    by_value: dict[int, tuple[Rows, list[Any]]] = {}
+    for (value, layout, _), array in zip(pieces, arrays, strict=True):
+        by_value.setdefault(value, (layout, []))[1].append(array)
+    return {v: jnp.concatenate(rows, axis=to.axis) for v, (to, rows) in by_value.items()}
+
+
+def _split(whole: Any, rows: Rows) -> list[Any]:
+    count = len(rows.stack.owners)
+    return [
+        jax.lax.slice_in_dim(whole, at * rows.block, (at + 1) * rows.block, axis=rows.axis)
+        for at in range(count)
+    ]
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

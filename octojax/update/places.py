@@ -10,8 +10,8 @@ from octojax.update.plan import End, Role, UpdatePlan
 @dataclass(frozen=True)
 class Places:
     """`ranks[r]` is for what is replicated over the devices of rank r (None: the rank is in
-    another process); `params[i]` for parameter leaf i, its gradient and the state of its shape
-    (empty, or None: replicated over the owner)."""
+    another process); `params[i]` for piece i of the parameters, its gradient and the state of
+    its shape (empty, or None: replicated over the owner)."""
 
     ranks: tuple[Sharding | None, ...]
     params: tuple[Sharding | None, ...] = ()
@@ -20,13 +20,15 @@ class Places:
     def local_ranks(self) -> tuple[int, ...]:
         return tuple(rank for rank, place in enumerate(self.ranks) if place is not None)
 
-    def of_param(self, plan: UpdatePlan, leaf: int) -> Sharding | None:
-        own = self.params[leaf] if self.params else None
-        return self.ranks[plan.owners[leaf]] if own is None else own
+    def of_param(self, plan: UpdatePlan, piece: int) -> Sharding | None:
+        own = self.params[piece] if self.params else None
+        rank = plan.owners[piece]
+        assert rank is not None, "a parameter has an owner"
+        return self.ranks[rank] if own is None else own
 
-    def of_state(self, plan: UpdatePlan, leaf: int, rank: int) -> Sharding | None:
+    def of_state(self, plan: UpdatePlan, piece: int, rank: int) -> Sharding | None:
         """A moment lies as its parameter does; other state is replicated over the rank."""
-        owner = _parameter_of(plan, leaf) if self.params else None
+        owner = _parameter_of(plan, piece) if self.params else None
         return self.ranks[rank] if owner is None else self.of_param(plan, owner)
 
     def of_end(self, plan: UpdatePlan, end: End, rank: int) -> Sharding | None:
@@ -38,13 +40,15 @@ class Places:
         return self.ranks[rank]
 
 
-def _parameter_of(plan: UpdatePlan, leaf: int) -> int | None:
-    """The parameter that a state leaf belongs to: same rank and shape, and path at the end."""
-    for i, path in enumerate(plan.param_names):
+def _parameter_of(plan: UpdatePlan, piece: int) -> int | None:
+    """The parameter that a piece of state belongs to: same rank, row and shape, and its path at
+    the end."""
+    state = plan.state_pieces[piece]
+    for i, param in enumerate(plan.param_pieces):
         if (
-            plan.owners[i] == plan.state_owners[leaf]
-            and plan.param_avals[i].shape == plan.state_avals[leaf].shape
-            and plan.state_names[leaf].endswith(path)
+            (param.rank, param.row) == (state.rank, state.row)
+            and plan.param_avals[param.leaf].shape == plan.state_avals[state.leaf].shape
+            and plan.state_names[state.leaf].endswith(plan.param_names[param.leaf])
         ):
             return i
     return None

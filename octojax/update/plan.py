@@ -2,25 +2,35 @@
 
     phase 0 on every rank --exchange of small values--> phase 1 on every rank --> ...
 
-A program reads `End`s of its own rank and the vectors of bytes that an exchange brought.
+A program reads `End`s of its own rank and the vectors of bytes that an exchange brought. Within
+a phase a rank runs its own program, then the program of the rows of a stack once per row that
+it has, then one that packs what the rows offer to the exchange.
 """
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr
+
+from octojax.update.layout import EVERYWHERE, Layout, Partial, Rows
 
 
 class Role(enum.StrEnum):
     """What a value at the end of an update program is; `index` counts within the role."""
 
-    PARAM = "param"  # index: flat leaf of the parameters
-    GRAD = "grad"  # index: the same leaf
-    STATE = "state"  # index: flat leaf of the whole optimizer state
+    PARAM = "param"  # index into `UpdatePlan.param_pieces`
+    GRAD = "grad"  # index: the same piece
+    STATE = "state"  # index into `UpdatePlan.state_pieces`
     EXTRA = "extra"  # index: flat leaf of the extra arguments, the same on every rank
     SAVED = "saved"  # index: number of a value that an earlier phase of this rank wrote
     GATHERED = "gathered"  # index: phase * num_ranks + source rank; bytes, see `Exchange`
+    ROW = "row"  # index: the number of the row that a program runs on, as int32
+    SAVED_ROW = "saved_row"  # index: number of a value * rows of its stack + row
+    PIECE = "piece"  # index: the same; a row that moves between ranks
+    ROW_BYTES = "row_bytes"  # bytes that a row adds to what its rank offers
     NEW_PARAM = "new_param"
     NEW_STATE = "new_state"
     PACKED = "packed"  # index: phase; bytes for the exchange after it
@@ -37,14 +47,36 @@ class End:
 
 
 @dataclass(frozen=True)
+class Binding:
+    """What a program reads and writes when it runs."""
+
+    reads: tuple[End, ...]
+    writes: tuple[End, ...]
+
+
+@dataclass(frozen=True)
 class UpdateProgram:
-    """One rank's work in one phase: a jaxpr whose inputs are `reads` and outputs `writes`."""
+    """One rank's work in one phase: a jaxpr that runs once per binding (rows of a stack), its
+    inputs being the ends that a binding reads and its outputs those that it writes.
+
+    The ends in `shared` are read by another program or binding too: never given away.
+    """
 
     rank: int
     phase: int
     jaxpr: ClosedJaxpr
-    reads: tuple[End, ...]
-    writes: tuple[End, ...]
+    bindings: tuple[Binding, ...]
+    shared: frozenset[End] = frozenset()
+
+    @property
+    def reads(self) -> tuple[End, ...]:
+        """What the first binding reads; those of the others have the same roles."""
+        return self.bindings[0].reads
+
+    @property
+    def writes(self) -> tuple[End, ...]:
+        """What the first binding writes."""
+        return self.bindings[0].writes
 
 
 @dataclass(frozen=True)
@@ -58,20 +90,40 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Move:
+    """A row of a large value that goes from one rank to another, under the same end."""
+
+    end: End
+    source: int
+    target: int
+    aval: Any
+
+
+@dataclass(frozen=True)
 class Exchange:
-    """After a phase every rank offers `uint8[width]`; `needs[r]` are the ranks r reads from."""
+    """After a phase every rank offers `uint8[width]`; `needs[r]` are the ranks r reads from.
+    Large values go by themselves, row by row."""
 
     width: int
     entries: tuple[Entry, ...]
     needs: tuple[tuple[int, ...], ...]
+    moves: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True)
 class Phase:
-    """`programs[r]` is None where rank r has nothing to do; `exchange` follows it, if any."""
+    """`programs[r]` is None where rank r has nothing to do; then run those of the rows, then
+    those that pack what rows offer; `exchange` follows, if any."""
 
     programs: tuple[UpdateProgram | None, ...]
     exchange: Exchange | None
+    rows: tuple[UpdateProgram, ...] = ()
+    packers: tuple[UpdateProgram, ...] = ()
+
+    @property
+    def every_program(self) -> tuple[UpdateProgram, ...]:
+        """All programs of the phase, in the order in which they run."""
+        return (*(p for p in self.programs if p is not None), *self.rows, *self.packers)
 
 
 @dataclass(frozen=True)
@@ -84,44 +136,97 @@ class Distributed:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """What one rank keeps of a leaf: all of it (`row` is None) or a row of a stacked one.
+
+    `rank` is None where every rank keeps its own copy.
+    """
+
+    leaf: int
+    row: int | None
+    rank: int | None
+
+
+@dataclass(frozen=True)
 class UpdatePlan:
     """`optimizer.init` and `optimizer.update`, spread over the ranks that own the leaves.
 
-    `state_owners[k]` is None for a state leaf that every rank keeps its own copy of. Ranks
-    hold state leaf k where `k in state_leaves(rank)`.
+    Names, avals and layouts are of the leaves of the user's trees; what ranks keep is counted
+    in pieces, leaf by leaf and row by row.
     """
 
     num_ranks: int
-    owners: tuple[int, ...]
     param_names: tuple[str, ...]
     param_avals: tuple[Any, ...]
-    grad_avals: tuple[Any, ...]
+    param_layouts: tuple[Layout, ...]
     params_tree: Any
     state_names: tuple[str, ...]
     state_avals: tuple[Any, ...]
-    state_owners: tuple[int | None, ...]
+    state_layouts: tuple[Layout, ...]
     state_tree: Any
     scalars: tuple[str, ...]
     extra_tree: Any
+    operations: tuple[str, ...]
+    """The primitives of the update, whatever the ranks."""
+
     init: Distributed
     update: Distributed
 
-    def param_leaves(self, rank: int) -> tuple[int, ...]:
-        """Returns the flat parameter leaves that `rank` owns."""
+    @cached_property
+    def param_pieces(self) -> tuple[Piece, ...]:
+        """The pieces of the parameters and of their gradients."""
+        return pieces_of(self.param_layouts)
+
+    @cached_property
+    def state_pieces(self) -> tuple[Piece, ...]:
+        """The pieces of the optimizer state."""
+        return pieces_of(self.state_layouts)
+
+    @property
+    def state_shapes(self) -> Any:
+        """The optimizer state of the whole parameters, of shapes."""
+        return self.state_tree.unflatten(self.state_avals)
+
+    @cached_property
+    def owners(self) -> tuple[int | None, ...]:
+        """The rank of every piece of the parameters."""
+        return tuple(piece.rank for piece in self.param_pieces)
+
+    def params_on(self, rank: int) -> tuple[int, ...]:
+        """Returns the pieces of the parameters that `rank` owns."""
         return tuple(i for i, owner in enumerate(self.owners) if owner == rank)
 
-    def state_leaves(self, rank: int) -> tuple[int, ...]:
-        """Returns the flat state leaves that `rank` holds, its own and the replicated ones."""
-        return tuple(k for k, owner in enumerate(self.state_owners) if owner in (None, rank))
+    def states_on(self, rank: int) -> tuple[int, ...]:
+        """Returns the pieces of the state that `rank` holds, its own and the replicated ones."""
+        return tuple(k for k, p in enumerate(self.state_pieces) if p.rank in (None, rank))
 
     def __str__(self) -> str:
+        every = sum(layout is EVERYWHERE for layout in self.state_layouts)
         rows = [
-            f"update of {len(self.owners)} leaves on {self.num_ranks} ranks, "
-            f"{len(self.state_owners)} state leaves "
-            f"({sum(o is None for o in self.state_owners)} on every rank)"
+            f"update of {len(self.param_layouts)} leaves on {self.num_ranks} ranks, "
+            f"{len(self.state_layouts)} state leaves ({every} on every rank)"
         ]
         for k, phase in enumerate(self.update.phases):
             sizes = [0 if p is None else len(p.jaxpr.jaxpr.eqns) for p in phase.programs]
+            line = f"phase {k}: operations per rank {sizes}"
+            for stack in phase.rows:
+                line += (
+                    f", {len(stack.jaxpr.jaxpr.eqns)} on each of {len(stack.bindings)} rows of "
+                    f"rank {stack.rank}"
+                )
             sent = 0 if phase.exchange is None else len(phase.exchange.entries)
-            rows.append(f"phase {k}: operations per rank {sizes}, then {sent} values exchanged")
+            moved = 0 if phase.exchange is None else len(phase.exchange.moves)
+            rows.append(f"{line}, then {sent} values exchanged, {moved} rows moved")
         return "\n".join(rows)
+
+
+def pieces_of(layouts: Sequence[Layout]) -> tuple[Piece, ...]:
+    """Returns the pieces of leaves that lie as `layouts` say."""
+    pieces = []
+    for leaf, layout in enumerate(layouts):
+        if isinstance(layout, Rows):
+            pieces += [Piece(leaf, row, rank) for row, rank in enumerate(layout.stack.owners)]
+        else:
+            assert not isinstance(layout, Partial), "a share is no leaf"
+            pieces.append(Piece(leaf, None, layout))
+    return tuple(pieces)

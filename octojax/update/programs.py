@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
 from octojax.compat import under_thread_settings
@@ -26,12 +27,14 @@ class BoundProgram:
 @dataclass(frozen=True)
 class BoundPhase:
     """One phase on this process's ranks. `packed[r]` is the slot that rank r offers, and
-    `arrivals[r]` the slots for the vectors it gets, in the order of `needs`."""
+    `arrivals[r]` the slots for the vectors it gets, in the order of `needs`. `moves` are the
+    `(rank, slot)` that each row comes from and goes to, None in another process."""
 
     index: int
     programs: tuple[tuple[int, BoundProgram], ...]
     packed: tuple[tuple[int, int], ...] = ()
     arrivals: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    moves: tuple[tuple[tuple[int, int] | None, tuple[int, int] | None], ...] = ()
     exchanges: bool = False
 
 
@@ -61,36 +64,47 @@ class Bound:
             self._bind(k, distributed, slots, compiled, plan.num_ranks)
             for k in range(len(distributed.phases))
         )
-        self._spare = {rank: [None] * (len(slots[rank]) - len(inputs[rank])) for rank in ranks}
+        self._spare = {
+            rank: [
+                _row_number(end.index, places, rank) if end.role is Role.ROW else None
+                for end in list(slots[rank])[len(inputs[rank]) :]
+            ]
+            for rank in ranks
+        }
         self._outputs = {rank: [slots[rank][end] for end in outputs[rank]] for rank in ranks}
 
     @property
     def num_programs(self) -> int:
         """How many programs were compiled for this process's ranks."""
-        return sum(len(phase.programs) for phase in self._phases)
+        return len({id(p.run) for phase in self._phases for _, p in phase.programs})
 
     def _bind(
         self,
         k: int,
         distributed: Distributed,
         slots: dict[int, dict[End, int]],
-        compiled: dict[tuple[int, int], Callable[..., Any]],
+        compiled: Sequence[tuple[UpdateProgram, Callable[..., Any]]],
         num_ranks: int,
     ) -> BoundPhase:
         def slot(rank: int, end: End) -> int:
             return slots[rank].setdefault(end, len(slots[rank]))
 
-        programs = []
-        for (phase, rank), run in compiled.items():
-            program = distributed.phases[phase].programs[rank]
-            if phase != k or program is None:
-                continue
-            reads = tuple(slot(rank, end) for end in program.reads)
-            writes = tuple(slot(rank, end) for end in program.writes)
-            programs.append((rank, BoundProgram(run, reads, writes)))
+        programs = tuple(
+            (
+                program.rank,
+                BoundProgram(
+                    run,
+                    tuple(slot(program.rank, end) for end in binding.reads),
+                    tuple(slot(program.rank, end) for end in binding.writes),
+                ),
+            )
+            for program, run in compiled
+            if program.phase == k
+            for binding in program.bindings
+        )
         exchange = distributed.phases[k].exchange
         if exchange is None:
-            return BoundPhase(k, tuple(programs))
+            return BoundPhase(k, programs)
         offered = End(Role.PACKED, k)
         packed = tuple((rank, slot(rank, offered)) for rank in slots if offered in slots[rank])
         arrivals = tuple(
@@ -98,7 +112,14 @@ class Bound:
             for rank, needed in enumerate(exchange.needs)
             if rank in slots
         )
-        return BoundPhase(k, tuple(programs), packed, arrivals, True)
+        moves = tuple(
+            (
+                (move.source, slot(move.source, move.end)) if move.source in slots else None,
+                (move.target, slot(move.target, move.end)) if move.target in slots else None,
+            )
+            for move in exchange.moves
+        )
+        return BoundPhase(k, programs, packed, arrivals, moves, exchange.width > 0)
 
     def run(self, inputs: dict[int, list[Any]]) -> dict[int, list[Any]]:
         """Returns the outputs of every rank. Dispatches only; nothing waits for the devices."""
@@ -115,6 +136,12 @@ class Bound:
                 for rank, arrivals in phase.arrivals:
                     for slot, vector in zip(arrivals, received[rank], strict=True):
                         values[rank][slot] = vector
+            if phase.moves:
+                rows = [values[x[0]][x[1]] if x else None for x, _ in phase.moves]
+                moved = self._exchange.move(phase.index, rows)
+                for (_, target), row in zip(phase.moves, moved, strict=True):
+                    if target is not None:
+                        values[target[0]][target[1]] = row
         return {rank: [values[rank][s] for s in slots] for rank, slots in self._outputs.items()}
 
 
@@ -124,23 +151,30 @@ def _compile_all(
     places: Places,
     donate: bool,
     options: Mapping[str, Any] | None,
-) -> dict[tuple[int, int], Callable[..., Any]]:
-    """Compiles the programs of this process's ranks in parallel, keyed by (phase, rank).
+) -> list[tuple[UpdateProgram, Callable[..., Any]]]:
+    """Compiles the programs of this process's ranks in parallel, in the order of running.
 
     A program that only joins metrics is kept on the first rank.
     """
     local = places.local_ranks
+    programs = [
+        (program, donate and k == distributed.final_phase)
+        for k, phase in enumerate(distributed.phases)
+        for program in phase.every_program
+        if program.rank in local and (program.rank == local[0] or not _only_joins(program))
+    ]
     compile_one = under_thread_settings(compile_program)
     with ThreadPoolExecutor() as pool:
-        futures = {}
-        for k, phase in enumerate(distributed.phases):
-            gives = donate and k == distributed.final_phase
-            for rank in local:
-                program = phase.programs[rank]
-                if program is not None and (rank == local[0] or not _only_joins(program)):
-                    task = plan, program, places, gives, options
-                    futures[k, rank] = pool.submit(compile_one, *task)
-        return {key: future.result() for key, future in futures.items()}
+        futures = [
+            pool.submit(compile_one, plan, program, places, gives, options)
+            for program, gives in programs
+        ]
+        results = [future.result() for future in futures]
+    return [(program, run) for (program, _), run in zip(programs, results, strict=True)]
+
+
+def _row_number(row: int, places: Places, rank: int) -> jax.Array:
+    return jax.device_put(np.int32(row), places.ranks[rank])
 
 
 def _only_joins(program: UpdateProgram) -> bool:
@@ -156,15 +190,16 @@ def compile_program(
 ) -> Callable[..., Any]:
     """Returns one program compiled for its rank; parameters and state are given away."""
     function = jaxpr_as_fun(program.jaxpr)
+    kind = "rows" if len(program.bindings) > 1 else "rank"
 
     def update(*leaves: Any) -> tuple[Any, ...]:
         return tuple(function(*leaves))
 
-    update.__name__ = f"update{program.phase}_rank{program.rank}"
+    update.__name__ = f"update{program.phase}_{kind}{program.rank}"
     given = [
         at
         for at, end in enumerate(program.reads)
-        if donate and end.role in (Role.PARAM, Role.STATE)
+        if donate and end.role in (Role.PARAM, Role.STATE) and end not in program.shared
     ]
     rank = program.rank
     jitted = jax.jit(

@@ -1,6 +1,6 @@
 """Run an `UpdatePlan`: one compiled program per rank and phase, small exchanges between."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,12 +10,15 @@ import numpy as np
 from jax.sharding import Sharding
 
 from octojax.update.exchange import ExchangeFunction, local_exchange
+from octojax.update.layout import Rows
 from octojax.update.places import Places
 from octojax.update.plan import End, Role, UpdatePlan
 from octojax.update.programs import Bound
 
+Fetch = Callable[[Any, int, jax.ShapeDtypeStruct], jax.Array]
+
 OptState = tuple[tuple[jax.Array, ...] | None, ...]
-"""Per rank its leaves in the order of `plan.state_leaves(rank)`; None: another process's."""
+"""Per rank its pieces in the order of `plan.states_on(rank)`; None: another process's."""
 
 
 class Update:
@@ -24,8 +27,9 @@ class Update:
         init(params)                   -> opt_state
         apply(params, grads, opt_state) -> params, opt_state, scalars
 
-    `params` and `grads` are flat, one entry per leaf of the user's tree; leaves of other
-    processes are None. `apply` gives away (donates) parameters and state, not gradients.
+    `params` and `grads` are flat, one entry per piece of the plan (a leaf of the user's tree, or
+    a row of a stacked one); those of other processes are None. `apply` gives away (donates)
+    parameters and state, not gradients.
     `exchange` carries the bytes of `plan.update`, `init_exchange` those of `plan.init`; by
     default every rank is in this process.
     """
@@ -41,8 +45,8 @@ class Update:
     ) -> None:
         self.plan, self.places = plan, places
         self.ranks = places.local_ranks
-        self._leaves = {rank: plan.param_leaves(rank) for rank in self.ranks}
-        self._states = {rank: plan.state_leaves(rank) for rank in self.ranks}
+        self._leaves = {rank: plan.params_on(rank) for rank in self.ranks}
+        self._states = {rank: plan.states_on(rank) for rank in self.ranks}
         params = {rank: [End(Role.PARAM, i) for i in self._leaves[rank]] for rank in self.ranks}
         states = {rank: [End(Role.NEW_STATE, k) for k in self._states[rank]] for rank in self.ranks}
         self._init = Bound(
@@ -115,34 +119,27 @@ class Update:
             for rank in self.ranks
             if any(
                 end.role is Role.EXTRA
-                for program in (phase.programs[rank] for phase in phases)
-                if program is not None
+                for phase in phases
+                for program in phase.every_program
+                if program.rank == rank
                 for end in program.reads
             )
         )
 
     def gather(self, opt_state: OptState) -> Any:
-        """Returns the state as the tree that `optimizer.init` makes of the whole parameters.
-
-        Leaves stay on their devices; every rank must be in this process.
-        """
-        plan = self.plan
-        leaves: list[Any] = [None] * len(plan.state_owners)
-        for rank in reversed(self.ranks):
-            for k, leaf in zip(self._states[rank], opt_state[rank] or (), strict=True):
-                leaves[k] = leaf
-        return plan.state_tree.unflatten(leaves)
+        """Returns `gather_state` of the plan; every rank must be in this process."""
+        return gather_state(self.plan, opt_state)
 
     def scatter(self, tree: Any) -> OptState:
         """Returns the per-rank state that the whole tree holds, placed on the ranks.
 
         Raises `ValueError` naming every leaf whose shape or type does not fit.
         """
-        leaves = state_leaves(self.plan, tree)
+        plan, leaves = self.plan, state_leaves(self.plan, tree)
         return self._per_rank(
             {
                 rank: tuple(
-                    _copy(leaves[k], self.places.of_state(self.plan, k, rank))
+                    _copy(_piece(leaves, plan, k), self.places.of_state(plan, k, rank))
                     for k in self._states[rank]
                 )
                 for rank in self.ranks
@@ -170,6 +167,30 @@ class Update:
         return tuple(found.get(rank) for rank in range(self.plan.num_ranks))
 
 
+def gather_state(plan: UpdatePlan, opt_state: OptState, fetch: Fetch | None = None) -> Any:
+    """Returns the state as the tree that `optimizer.init` makes of the whole parameters.
+
+    Leaves stay on their devices, rows of a stacked one are joined on those of its first. Where
+    ranks are in other processes, `fetch(piece, rank, shape)` returns here what rank `rank` has;
+    all processes call it alike.
+    """
+    pieces: list[Any] = [None] * len(plan.state_pieces)
+    for rank, mine in reversed(list(enumerate(opt_state))):
+        for k, piece in zip(plan.states_on(rank), mine or (), strict=mine is not None):
+            pieces[k] = piece
+    leaves: list[list[Any]] = [[] for _ in plan.state_layouts]
+    for k, (piece, value) in enumerate(zip(plan.state_pieces, pieces, strict=True)):
+        if fetch is not None and piece.rank is not None:
+            value = fetch(value, piece.rank, piece_aval(plan, k))
+        leaves[piece.leaf].append(value)
+    return plan.state_tree.unflatten(
+        [
+            join_pieces(values, layout) if isinstance(layout, Rows) else values[0]
+            for values, layout in zip(leaves, plan.state_layouts, strict=True)
+        ]
+    )
+
+
 def state_leaves(plan: UpdatePlan, tree: Any) -> list[Any]:
     """Returns the flat leaves of a whole optimizer state.
 
@@ -189,6 +210,32 @@ def state_leaves(plan: UpdatePlan, tree: Any) -> list[Any]:
     if wrong:
         raise ValueError(f"{len(wrong)} leaves of the state do not fit: {'; '.join(wrong)}")
     return leaves
+
+
+def piece_aval(plan: UpdatePlan, k: int) -> jax.ShapeDtypeStruct:
+    """Returns shape and type of a piece of the state."""
+    leaf = plan.state_pieces[k].leaf
+    aval, layout = plan.state_avals[leaf], plan.state_layouts[leaf]
+    shape = layout.piece_shape(aval.shape) if isinstance(layout, Rows) else aval.shape
+    return jax.ShapeDtypeStruct(shape, aval.dtype)
+
+
+def _piece(leaves: Sequence[Any], plan: UpdatePlan, k: int) -> Any:
+    piece = plan.state_pieces[k]
+    leaf, layout = leaves[piece.leaf], plan.state_layouts[piece.leaf]
+    if piece.row is None:
+        return leaf
+    assert isinstance(layout, Rows), "a piece with a row"
+    start = piece.row * layout.block
+    index = (slice(None),) * layout.axis
+    return leaf[(*index, piece.row if layout.block == 1 else slice(start, start + layout.block))]
+
+
+def join_pieces(pieces: Sequence[Any], layout: Rows) -> jax.Array:
+    """Returns the leaf of which `pieces` are the rows, on the devices of the first."""
+    here = [jax.device_put(x, pieces[0].sharding) for x in pieces]
+    join = jnp.stack if layout.block == 1 else jnp.concatenate
+    return join(here, axis=layout.axis)
 
 
 def _copy(leaf: Any, sharding: Sharding | None) -> jax.Array:

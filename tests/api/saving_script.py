@@ -35,7 +35,7 @@ def same(got: Any, expected: Any) -> None:
 
 
 def opt_state(step: Any, state: Any) -> Any:
-    return step.optimizer_form.to_user(state.opt_state, step.loss.layout)
+    return step.opt_state(state)
 
 
 def error_of(work: Callable[[], Any]) -> Exception:

@@ -89,7 +89,7 @@ def same(got: Any, expected: Any) -> None:
 
 
 def opt_state(step: octopipe.TrainStep, state: octopipe.TrainState) -> Any:
-    return step.optimizer_form.to_user(state.opt_state, step.loss.layout)
+    return step.opt_state(state)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -232,3 +232,19 @@ def test_a_model_of_other_leaves_is_refused() -> None:
     )
     with pytest.raises(ValueError, match=r"1 missing \(v\).*\(w1, w2, w3\)"):
         other.adopt(step_of(2, (2, 2), SGD).init())
+
+
+def test_step_and_state_are_one_line_at_a_prompt():
+    step = step_of(2, (2, 2))
+    state = step.init()
+    size = len(NAMES) * 4 * WIDTH**2
+    assert repr(state) == (
+        f"<TrainState: step 0, 4 arrays of the model ({size} bytes), 10 arrays of the optimizer "
+        f"({2 * size + 2 * 4} bytes)>"  # two moments, and a count on each rank
+    )
+    assert repr(step).startswith("<TrainStep: on ")
+    assert repr(step.plan) in repr(step)
+    assert step._repr_html_().startswith("<svg ")
+    step(state, batch_of())
+    assert repr(state).endswith("whose buffers a later step has taken over>")
+    assert len(repr(step)) < 400

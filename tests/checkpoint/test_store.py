@@ -11,7 +11,6 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from octojax import checkpoint
-from octojax.checkpoint import join_layers, split_layers
 from octojax.errors import FormatError
 from octojax.ir import Partition, Placement, Plan, Schedule
 from octojax.update import Places, Update, build_update
@@ -105,20 +104,6 @@ def test_an_interrupted_checkpoint_is_refused(tmp_path: Path) -> None:
         checkpoint.load(tmp_path / "c")
     checkpoint.save(tmp_path / "c", jnp.zeros(3))
     same(checkpoint.load(tmp_path / "c", jnp.ones(3)).params, np.zeros(3, np.float32))
-
-
-def test_stacked_leaves_split_and_join_in_the_optimizer_state() -> None:
-    whole = {"scan": {"w": jnp.arange(24.0).reshape(3, 4, 2)}, "b": jnp.ones(2)}
-    sliced = {"scan": {"w": tuple(whole["scan"]["w"])}, "b": whole["b"]}
-    optimizer = optax.adamw(1e-3)
-    whole_state, sliced_state = optimizer.init(whole), optimizer.init(sliced)
-    joined = join_layers(sliced_state, whole_state)
-    same(joined, whole_state)
-    back = split_layers(whole_state, sliced_state)
-    same(back, sliced_state)
-    factored = optax.adafactor(1e-2, min_dim_size_to_factor=2)
-    with pytest.raises(ValueError, match="not the stack of their slices"):
-        join_layers(factored.init(sliced), jax.eval_shape(factored.init, whole))
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:

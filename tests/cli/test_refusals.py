@@ -4,7 +4,14 @@ import pytest
 
 import octojax
 from octojax.cli import COMMANDS, main
-from octojax.ir import LayerCost, Partition, Placement, Plan, Profile, Schedule
+from octojax.ir import LayerCost, Partition, Placement, Plan, Prediction, Profile, Schedule
+
+FILES = {
+    "hello.json": '{"hello": 1}',
+    "empty.json": "{}",
+    "trace.json": '{"traceEvents": []}',
+    "timeline.json": '{"version": 1, "makespan_s": 1, "ranks": [], "actions": []}',
+}
 
 
 @pytest.fixture
@@ -14,6 +21,10 @@ def octopipe(capsys, tmp_path, monkeypatch):
     schedule = Schedule.parse("0F0 0B0\n1F0 1B0")
     schedule.save("table.csv")
     Plan(Partition((1, 1)), Placement.sequential(2), schedule).save("plan.json")
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    tuned = Prediction("q", Profile("q", (LayerCost("y", 1.0, 1.0, 1.0),) * 3).fingerprint, 1.0)
+    Plan(Partition((1, 2)), Placement.sequential(2), schedule, prediction=tuned).save("tuned.json")
     for layers in (2, 3):
         Profile("p", (LayerCost("x", 1.0, 1.0, 1.0),) * layers).save(f"profile{layers}.json")
 
@@ -36,6 +47,28 @@ def octopipe(capsys, tmp_path, monkeypatch):
         ("emulate plan.json --profile profile2.json --scale nan", "--scale nan: expected a number"),
         ("emulate plan.json --profile profile2.json --steps 0", "--steps"),
         ("emulate plan.json --profile profile2.json -o none/x.json", "there is no folder none"),
+        ("run json:loads -n 0", "--processes"),
+        ("run json:loads --timeout 0", "--timeout"),
+        (
+            "profile json:loads --transport foo",
+            "--transport 'foo': expected device_put or",
+        ),
+        ("schedules --names gpipe", "--names: only for a comparison; add --compare"),
+        ("schedules --ranks 4 --microbatches 8", "--ranks, --microbatches: only for a comparison"),
+        ("schedule zb-v --ranks 10000 --microbatches 1", "on 10000 ranks the order of 19999"),
+        ("show -", "- would be standard input, which is not read here; name a file"),
+        ("simulate table.csv --profile -", "- would be standard input"),
+        ("show hello.json", "is no file of octopipe's (it has 'hello'); expected a plan"),
+        ("check profile2.json", "profile2.json is a profile; expected a plan"),
+        ("simulate empty.json", "(it has nothing); expected a plan"),
+        ("emulate trace.json --profile profile2.json", "trace.json is a trace; expected a plan"),
+        ("tune hello.json", "hello.json is no file of octopipe's (it has 'hello'), and lacks"),
+        ("tune timeline.json", "timeline.json is a timeline, and lacks its list of 'layers'"),
+        ("run json:loads --plan tuned.json --profile profile3.json", "is of another model"),
+        ("simulate tuned.json --profile profile3.json", "is of another model"),
+        ("lower tuned.json --profile profile3.json", "is of another model"),
+        ("check tuned.json --profile profile3.json", "is of another model"),
+        ("emulate tuned.json --profile profile3.json", "is of another model"),
         ("launch none.py", "none.py does not exist; expected a Python script"),
         ("launch .", ". is a folder; expected a Python script"),
         ("launch table.csv -n 0", "--processes"),
@@ -48,7 +81,7 @@ def octopipe(capsys, tmp_path, monkeypatch):
         ("tune profile2.json --seed -1", "--seed"),
         ("tune profile2.json --offer-microbatches 4 --microbatches 4", "not both"),
         ("tune profile2.json -o none/x.json", "there is no folder none"),
-        ("tune plan.json", "lacks its list of 'layers'"),
+        ("tune plan.json", "plan.json is a plan, and lacks its list of 'layers'"),
         ("simulat table.csv", "No such command 'simulat'"),
     ],
 )
@@ -67,3 +100,34 @@ def test_help_lists_every_command(octopipe):
     code, out, _ = octopipe("--help")
     assert code == 0
     assert all(f" {name} " in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_takes_the_usual_short_options(octopipe, name):
+    code, out, _ = octopipe(name, "-h")
+    assert code == 0
+    assert "Usage:" in out
+    assert ("-o" in out.split()) == ("--output" in out)
+
+
+def test_a_platform_that_is_not_there_is_named(octopipe, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("Unable to initialize backend 'foo': Unknown backend\nmore")
+
+    monkeypatch.setenv("JAX_PLATFORMS", "foo")
+    monkeypatch.setattr("octojax.report.text.render", fail)
+    code, out, err = octopipe("show", "table.csv")
+    assert (code, out) == (2, "")
+    assert "JAX_PLATFORMS=foo asks for a platform that JAX cannot start here" in err
+    assert "more" not in err.replace("Set JAX", "")
+
+    monkeypatch.setattr("octojax.report.text.render", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["show", "table.csv"])
+
+
+def test_a_large_page_says_what_it_leaves_out(octopipe, monkeypatch):
+    monkeypatch.setattr("octojax.report.html.MOST_BARS", 3)
+    code, _, err = octopipe("show", "table.csv", "--html", "x.html")
+    assert code == 0
+    assert "x.html: 4 actions are more than a page holds one by one (3)" in " ".join(err.split())

@@ -8,8 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from octojax.executor.work import forwards_only
-from octojax.ir import Schedule
+from octojax.ir import LoweredPlan, Schedule
 from tests.pipelines import FIG3, assert_exact, case_of, compiled, expected, pipe, relative_error
 
 SCHEDULES = [
@@ -96,10 +95,10 @@ def test_copies_of_a_tied_weight_and_of_replicated_stages_stay_bit_equal():
     for _ in range(3):
         state, _ = step(state, case_of("tied-lm").batch(8))
     transfers = [t for t in step.loss.lowered.step.transfers if t.kind == "P"]
-    assert sum(len(t.values) for t in transfers) > 2
+    assert sum(len(t.parts) for t in transfers) > 2
     for transfer, copies in zip(transfers, state.held.copies, strict=True):
-        for value, copy in zip(transfer.values, copies, strict=True):
-            np.testing.assert_array_equal(copy, state.held.units[value.index])
+        for unit, copy in zip(transfer.parts, copies, strict=True):
+            np.testing.assert_array_equal(copy, state.held.units[unit])
 
 
 def test_a_gradient_that_is_not_finite_skips_the_update_on_every_rank():
@@ -145,7 +144,8 @@ def test_evaluation_before_training_changes_nothing():
 
 
 def test_forwards_only_keeps_the_order_of_each_rank():
-    assert str(forwards_only(FIG3)) == ("0F0 1F0 0F1 1F1 4F0 4F1\n2F0 3F0 2F1 3F1 5F0 5F1")
+    forwards = LoweredPlan.of(FIG3).forwards_only().schedule
+    assert str(forwards) == ("0F0 1F0 0F1 1F1 4F0 4F1\n2F0 3F0 2F1 3F1 5F0 5F1")
 
 
 def test_a_rank_may_span_devices_of_a_data_axis():

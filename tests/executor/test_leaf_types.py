@@ -127,8 +127,9 @@ POLICIES = {
 }
 
 
+@pytest.mark.parametrize("devices", [(2, 1), (1, 2)], ids=["two ranks", "a data axis"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_offloaded_residuals_wait_on_the_host(policy):
+def test_offloaded_residuals_wait_on_the_host(policy, devices):
     params, x = _params(), jax.random.normal(jax.random.key(1), (4, 4))
 
     def layer(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -139,6 +140,7 @@ def test_offloaded_residuals_wait_on_the_host(policy):
             x = jax.checkpoint(layer, policy=POLICIES[policy])(w, x)
         return jnp.mean(x**2)
 
-    step = _compiled(params, loss, x)
+    mesh = jax.make_mesh(devices, ("pipe", "data"), devices=jax.devices()[:2])
+    step = _compiled(params, loss, x, mesh=mesh)
     value, _, grads = step.value_and_grad(step.init(), x)
     _assert_same((value, grads), jax.value_and_grad(loss)(params, x))

@@ -5,10 +5,11 @@ import threading
 import pytest
 
 from octojax.errors import ExecutionError
-from octojax.executor.instructions import Do, Instruction, RankProgram, Transfer
+from octojax.executor.instructions import Do, Operation, RankProgram
 from octojax.executor.run import RankThreads, bind, run_rank
 from octojax.executor.stop import Stop, Stopped
 from octojax.executor.transport import DevicePut, Mailboxes
+from octojax.ir import Cargo, Receive, Run, Send, Transfer, parse_action
 
 
 class Passing:
@@ -24,17 +25,21 @@ class Passing:
         return self.mail.get(number)
 
 
-def program(rank: int, body: tuple[Instruction, ...], num_slots: int) -> RankProgram:
+def program(rank: int, body: tuple[Operation, ...], num_slots: int) -> RankProgram:
     return RankProgram(rank, (), (), (), (), (), body, num_slots, (), ())
 
 
-LINK = (Transfer(0, 1, "F", 0, 0, ()),)
+def unit(text: str) -> Run:
+    return Run((parse_action(text),))
+
+
+LINK = (Transfer(0, 1, Cargo.OUTPUT, 0, 0),)
 
 
 def test_slots_are_read_written_and_freed():
     body = (
-        Instruction(Do.RUN, 0, (), (0, 1), (), "make"),
-        Instruction(Do.RUN, 1, (0, 1), (2,), (0,), "add"),
+        Operation(Do.RUN, 0, (), (0, 1), (), unit("0F0")),
+        Operation(Do.RUN, 1, (0, 1), (2,), (0,), unit("0B0")),
     )
     slots = [None] * 3
     functions = [lambda: (1, 2), lambda a, b: (a + b,)]
@@ -44,12 +49,12 @@ def test_slots_are_read_written_and_freed():
 
 def test_two_ranks_hand_a_value_over():
     sender = (
-        Instruction(Do.RUN, 0, (), (0,), (), "0F0"),
-        Instruction(Do.SEND, 0, (0,), (), (0,), "0SEND_F0"),
+        Operation(Do.RUN, 0, (), (0,), (), unit("0F0")),
+        Operation(Do.SEND, 0, (0,), (), (0,), Send(LINK[0])),
     )
     receiver = (
-        Instruction(Do.RECEIVE, 0, (), (0,), (), "0SEND_F0"),
-        Instruction(Do.RUN, 1, (0,), (1,), (0,), "1F0"),
+        Operation(Do.RECEIVE, 0, (), (0,), (), Receive(LINK[0])),
+        Operation(Do.RUN, 1, (0,), (1,), (0,), unit("1F0")),
     )
     transport = Passing(LINK)
     functions = [lambda: (20,), lambda x: (x + 1,)]
@@ -120,7 +125,7 @@ def test_device_put_delivers_by_name_whatever_the_order():
     from jax.sharding import SingleDeviceSharding
 
     target = SingleDeviceSharding(jax.devices()[1])
-    transfers = [Transfer(0, 1, "F", 0, m, ()) for m in range(3)]
+    transfers = [Transfer(0, 1, Cargo.OUTPUT, 0, m) for m in range(3)]
     transport = DevicePut(transfers, [[target]] * 3, timeout_s=10)
     transport.begin(range(3), Stop())
     for m in (2, 0, 1):

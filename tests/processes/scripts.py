@@ -21,11 +21,9 @@ import optax
 from jax.sharding import Mesh
 
 import octojax as octopipe
-from octojax.executor.instructions import Transfer
 from octojax.executor.permute import PairPermute
 from octojax.executor.stop import Stop
-from octojax.executor.values import Place, Value
-from octojax.ir import Action, Kind, Schedule
+from octojax.ir import Action, Cargo, Kind, Schedule, Transfer
 from octojax.ir.lowering import transfers_of
 from octojax.mesh import pipeline_mesh
 from octojax.processes import everyone
@@ -227,8 +225,8 @@ def sharded(*names: str) -> None:
 def directions() -> None:
     """A value arrives although one before it in the order, the other way, is made only after."""
     mesh = pipeline_mesh()
-    there = Transfer(0, 1, "F", 0, 0, (Value(Place.FORWARD, 0, 0, 0),))
-    back = Transfer(1, 0, "B", 1, 0, (Value(Place.BACKWARD, 1, 0, 0),))
+    there = Transfer(0, 1, Cargo.OUTPUT, 0, 0)
+    back = Transfer(1, 0, Cargo.GRADIENT, 1, 0)
     values = [
         [jax.ShapeDtypeStruct((3,), np.float32, sharding=mesh.ranks[t.target].replicated)]
         for t in (there, back)

@@ -146,21 +146,6 @@ def test_csv_has_every_action_and_transfer(timeline):
     assert (sent["to_rank"], float(sent["start_s"])) == ("1", 1.0)
 
 
-def test_trace_has_slices_arrows_and_names(timeline):
-    events = to_trace([Panel("plan", timeline), Panel("again", timeline)])["traceEvents"]
-    slices = [e for e in events if e["ph"] == "X" and e["pid"] == 1 and e["cat"] != "transfer"]
-    assert len(slices) == len(timeline.actions)
-    one = next(e for e in slices if e["name"] == "1F0")
-    assert (one["tid"], one["ts"], one["dur"]) == (1, 1.25e6, 1e6)
-    starts = {e["id"]: e["ts"] for e in events if e["ph"] == "s"}
-    ends = {e["id"]: e["ts"] for e in events if e["ph"] == "f"}
-    assert starts.keys() == ends.keys()
-    assert len(starts) == 2 * len(timeline.transfers)
-    assert all(ends[i] - starts[i] == pytest.approx(0.25e6) for i in starts)
-    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert names == {"plan", "again"}
-
-
 def test_memory_is_drawn_and_counted(timeline):
     traced = replace(timeline, memory=(((0.0, 0.0), (1.0, 2048.0)), ((0.0, 0.0), (2.0, 1024.0))))
     root = ET.fromstring(render_svg([Panel("m", traced)]))

@@ -93,3 +93,57 @@ def test_widths_follow_the_costs(costs, width):
         busy = sum(c != "." for c in row)
         expected = timeline.ranks[rank].busy_s / timeline.makespan_s * columns
         assert busy == pytest.approx(expected, abs=len(timeline.actions))
+
+
+def dense(microbatches: int) -> Timeline:
+    table = Schedule.parse(" ".join(f"0F{m} 0I{m} 0W{m}" for m in range(microbatches)))
+    return simulate(table, StageCosts.unit(1, 3.0, 5.0, 2.0))
+
+
+@pytest.mark.parametrize("microbatches", [40, 100, 1000])
+@pytest.mark.parametrize("colour", [False, True])
+def test_actions_narrower_than_a_column_show_their_shares(microbatches, colour):
+    text = render_text([Panel("many", dense(microbatches))], width=80, colour=colour)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    row = rows(text)[0]
+    assert set(row) <= set("fiw")
+    for kind, share in (("f", 0.3), ("i", 0.5), ("w", 0.2)):
+        assert row.count(kind) == pytest.approx(share * len(row), abs=1.5)
+    assert "small letters: several actions in a column" in " ".join(text.split())
+
+
+def test_dense_rows_show_bubbles_by_their_share():
+    spans = tuple(ActionSpan(0, parse_item(f"0F{m}"), m, m + 0.75) for m in range(400))
+    timeline = Timeline(400.0, spans, (), (RankSummary(300.0, 100.0, 0.0, 100.0, 1, 0.0),))
+    row = rows(render_text([Panel("gaps", timeline)], width=80, colour=False))[0]
+    assert row.count(".") == pytest.approx(len(row) / 4, abs=1.5)
+
+
+def test_a_short_action_alone_is_seen():
+    spans = (ActionSpan(0, parse_item("0F0"), 50.0, 50.01),)
+    timeline = Timeline(100.0, spans, (), (RankSummary(0.01, 99.99, 99.99, 0.0, 1, 0.0),))
+    assert rows(render_text([Panel("one", timeline)], width=80, colour=False))[0].count("F") == 1
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_labels_in_colour_do_not_run_together(width):
+    order = " ".join(f"0F{m} 0B{m}" for m in range(14))
+    timeline = simulate(Schedule.parse(order), StageCosts.unit(1, 1, 1, 1, 2))
+    text = render_text([Panel("colour", timeline)], width=width, colour=True)
+    row = next(line for line in text.splitlines() if "rank 0" in line)
+    cells = re.findall(r"\x1b\[[0-9;]*48;2[0-9;]*m([^\x1b]*)", row)
+    assert len(cells) == 28
+    assert all(len(c) < 2 or c.endswith(" ") for c in cells)
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_kinds_are_letters_where_colour_is_not_wanted(monkeypatch, name, value):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    panels = [Panel("1f1b", one_f_one_b())]
+    assert "\x1b[" in render_text(panels, width=52)
+    monkeypatch.setenv(name, value)
+    text = render_text(panels, width=52)
+    assert "\x1b[" not in text
+    assert rows(text)[0] == "0F0f|0F1f|..........0B0bbbbbb|.....0B1bbbbbb|"

@@ -59,7 +59,7 @@ def test_non_finite_gradient_on_one_rank_skips_the_update_everywhere(leaf: int, 
     assert bits(update.gather(state).inner_state) == inner
     assert not np.isfinite(scalars["grad_norm"])
     for rank in range(2):
-        held = dict(zip(plan.state_leaves(rank), state[rank] or (), strict=True))
+        held = dict(zip(plan.states_on(rank), state[rank] or (), strict=True))
         counters = {plan.state_names[k]: np.asarray(x) for k, x in held.items()}
         assert counters[".notfinite_count"] == 1
         assert counters[".total_notfinite"] == 1
@@ -107,7 +107,7 @@ def test_update_without_coupling_ends_in_one_phase_and_joins_the_metric_after() 
 
 def test_moments_live_with_their_parameter_and_counters_everywhere() -> None:
     plan = build_update(optax.adamw(1e-2), two_layers(), (1, 0), 2)
-    owner = dict(zip(plan.state_names, plan.state_owners, strict=True))
+    owner = dict(zip(plan.state_names, plan.state_layouts, strict=True))
     assert owner == {
         "[0].count": None,
         "[0].mu['a']['w']": 1,
@@ -115,8 +115,8 @@ def test_moments_live_with_their_parameter_and_counters_everywhere() -> None:
         "[0].nu['a']['w']": 1,
         "[0].nu['b']": 0,
     }
-    assert plan.param_leaves(0) == (1,)
-    assert plan.state_leaves(0) == (0, 2, 4)
+    assert plan.params_on(0) == (1,)
+    assert plan.states_on(0) == (0, 2, 4)
 
 
 def test_no_program_touches_large_values_of_another_rank() -> None:

@@ -1,0 +1,71 @@
+"""What a rank does next: the three kinds of instruction of a lowered plan."""
+
+from dataclasses import dataclass
+
+from octojax.ir.action import Action, Item, Kind, Overlap
+from octojax.ir.transfer import Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Actions that run as one unit: one, an overlapped pair, or several joined in one program.
+
+    Joined actions follow each other and wait for nothing in between. An action of PyTorch's
+    FSDP (`0UNSHARD`) does nothing here.
+    """
+
+    actions: tuple[Action, ...]
+
+    @property
+    def pair(self) -> bool:
+        """Whether this is a forward beside the backward of another microbatch or stage."""
+        if len(self.actions) != 2:
+            return False
+        first, second = self.actions
+        cells = [(a.stage, a.microbatch) for a in self.actions]
+        kinds = (first.kind, second.kind)
+        return kinds == (Kind.FORWARD, Kind.BACKWARD) and cells[0] != cells[1]
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """The actions as cells of a schedule: a pair is one."""
+        return (Overlap(*self.actions),) if self.pair else self.actions
+
+    @property
+    def cell(self) -> Item | str:
+        return self.items[0] if len(self.items) == 1 else str(self)
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.items))
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """The sending side of a transfer: the values leave from here on; the rank does not wait."""
+
+    transfer: Transfer
+
+    @property
+    def cell(self) -> Item | str:
+        return self.transfer.send if self.transfer.kind.crosses_stages else str(self)
+
+    def __str__(self) -> str:
+        return self.transfer.cell(sends=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """The receiving side: the values may come from here on; who reads them waits for them."""
+
+    transfer: Transfer
+
+    @property
+    def cell(self) -> Item | str:
+        return self.transfer.receive if self.transfer.kind.crosses_stages else str(self)
+
+    def __str__(self) -> str:
+        return self.transfer.cell(sends=False)
+
+
+Instruction = Run | Send | Receive
+Rows = tuple[tuple[Instruction, ...], ...]

@@ -1,0 +1,48 @@
+"""The meaning of a distributed function: its programs one after the other, in one place.
+
+Nothing is compiled and nothing leaves its device; `Update` does the same with compiled programs
+on the ranks' devices.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+
+from octojax.update.plan import Distributed, End, Exchange, Role
+
+
+def evaluate(
+    distributed: Distributed, inputs: Mapping[End, Any], num_ranks: int
+) -> dict[End, jax.Array]:
+    """Returns every end that the programs write, given all that they read from outside."""
+    ranks: list[dict[End, Any]] = [{} for _ in range(num_ranks)]
+    outputs: dict[End, jax.Array] = {}
+
+    def read(rank: int, end: End) -> Any:
+        if end in ranks[rank]:
+            return ranks[rank][end]
+        return np.int32(end.index) if end.role is Role.ROW else inputs[end]
+
+    for k, phase in enumerate(distributed.phases):
+        for program in phase.every_program:
+            run = jaxpr_as_fun(program.jaxpr)
+            for binding in program.bindings:
+                results = run(*(read(program.rank, end) for end in binding.reads))
+                written = dict(zip(binding.writes, results, strict=True))
+                ranks[program.rank].update(written)
+                outputs.update(written)
+        if phase.exchange is not None:
+            _exchange(k, phase.exchange, ranks)
+    return outputs
+
+
+def _exchange(phase: int, exchange: Exchange, ranks: list[dict[End, Any]]) -> None:
+    for rank, sources in enumerate(exchange.needs):
+        for source in sources:
+            gathered = End(Role.GATHERED, phase * len(ranks) + source)
+            ranks[rank][gathered] = ranks[source][End(Role.PACKED, phase)]
+    for move in exchange.moves:
+        ranks[move.target][move.end] = ranks[move.source][move.end]
