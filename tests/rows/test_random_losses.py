@@ -152,6 +152,16 @@ def test_coefficients_that_no_factor_of_the_result_shows_are_told(name):
         whole_batch(composed([([], "squares", name)]), batch(), 4).check()
 
 
+def test_a_loss_that_each_layer_adds_to_is_exact():
+    def loss(p: Any, b: Any) -> jax.Array:
+        step = lambda c, w: ((jnp.tanh(c[0] @ w), c[1] + (c[0] ** 2).mean()), None)  # noqa: E731
+        (h, more), _ = lax.scan(step, (b["x"], 0.0), jnp.stack([p["w"], p["w"].T]))
+        return h.mean() + more
+
+    whole_batch(loss, batch(), 4, strict=True).check()
+    assert_right_or_told(loss, 4)
+
+
 def test_coefficients_before_a_checkpoint_and_counts_of_rows_are_exact():
     parts = [(["running count"], "squares", "mean in checkpoint"), ([], "logsumexp", "sum")]
     whole_batch(composed(parts), batch(), 4, strict=True).check()
