@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from octojax.api.step import TrainState as TrainState
     from octojax.api.step import TrainStep as TrainStep
     from octojax.api.step import compile as compile
+    from octojax.errors import GradientWarning as GradientWarning
     from octojax.errors import RowsWarning as RowsWarning
     from octojax.frontends import adapt as adapt
     from octojax.ir import LayerGraph as LayerGraph
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 share_arena()
 
 _HOMES = {
+    "GradientWarning": "octojax.errors",
     "LayerGraph": "octojax.ir",
     "Options": "octojax.api.options",
     "Partition": "octojax.ir",

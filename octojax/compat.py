@@ -101,6 +101,11 @@ def is_float(aval: Aval) -> bool:
     return not is_key(aval) and jnp.issubdtype(aval.dtype, np.inexact)
 
 
+def is_offloaded(aval: Aval) -> bool:
+    """Whether values of this aval lie in the host's memory, as a checkpoint policy may want."""
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
+
+
 def num_bytes(aval: Aval) -> int:
     """Bytes of one value of this aval; a typed key counts as its 8 bytes of data."""
     shape = getattr(aval, "shape", ())

@@ -53,5 +53,9 @@ class NonFiniteError(ExecutionError, FloatingPointError):
     action, operation and the line of the user's code."""
 
 
+class GradientWarning(UserWarning):
+    """A derivative rule makes gradients whatever the loss is, and microbatches add them up."""
+
+
 class RowsWarning(UserWarning):
     """The loss mixes rows of its batch, so some of its values are those of the microbatches."""

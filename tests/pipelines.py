@@ -41,7 +41,9 @@ def case_of(name: str) -> Case:
 
 
 def mixing(case: Case, microbatches: int) -> contextlib.AbstractContextManager[Any]:
-    """Expects the warning of a model that mixes rows, and no other."""
+    """Expects the warning of a model that mixes rows or puts gradients in, and no other."""
+    if case.adds_up and microbatches > 1:
+        return pytest.warns(octopipe.GradientWarning, match="are added up")
     if case.mixes_rows and microbatches > 1:
         return pytest.warns(octopipe.RowsWarning, match="not of the whole batch")
     return contextlib.nullcontext()

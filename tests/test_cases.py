@@ -158,7 +158,9 @@ def test_megatron_1852_a_stage_without_layers():
 
 
 def test_more_stages_than_layers():
-    with pytest.raises(PlanError, match=r"8 stages, but the model has only 4 layer"):
+    with pytest.raises(
+        PlanError, match=r"8 stages, but the model has only 4 layer.*Use jax.vmap over"
+    ):
         pipelined(dense(4), dense_loss, rows_of(), 4, 4, "interleaved", chunks=2)
 
 

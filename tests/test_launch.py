@@ -76,12 +76,21 @@ time.sleep(120)
 """
 
 
+HEARING = """
+import os, signal, sys
+for number in (signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, signal.SIG_DFL)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+"""Signals that whoever runs the tests ignores (nohup, a shell's background job) would stay so."""
+
+
 def started(folder: Path, how: str, processes: int, *options: str):
     """A launcher on the command line, and the processes of its script and their children."""
     script = folder / "nap.py"
     script.write_text(NAP)
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "octojax", "launch", "-n", str(processes), *options]
+        [sys.executable, "-c", HEARING, "-m", "octojax", "launch", "-n", str(processes), *options]
         + [str(script), how, str(folder / "pid")],
         cwd=Path(__file__).parents[1],
         stderr=subprocess.PIPE,

@@ -30,11 +30,11 @@ from octojax.api.planning import (
 )
 from octojax.api.report import unit_bytes
 from octojax.api.state_layout import Held, StateLayout, check_alive, fresh
-from octojax.api.structure import leaves_like
+from octojax.api.structure import leaves_like, refuse_packed
 from octojax.api.tuning import tuned_plan
 from octojax.api.whole_batch import WholeBatch, leaves_without_rows
 from octojax.costs import Device, estimate
-from octojax.errors import PlanError
+from octojax.errors import GradientWarning, LossError, PlanError
 from octojax.executor.engine import Engine, Results
 from octojax.executor.kept_memory import keep_memory
 from octojax.executor.lower import Lowered, lower
@@ -60,6 +60,7 @@ from octojax.simulate.durations import durations
 from octojax.stages.differentiate import differentiate
 from octojax.stages.fingerprint import fingerprint, portable
 from octojax.stages.program import Ref, Role, Stage
+from octojax.stages.put_in import put_in_units
 from octojax.trace import Leaves, path_name
 
 TYPICAL = Device(flops_per_s=1e12, bandwidth_bytes_per_s=3e10)
@@ -96,6 +97,7 @@ class PipelinedLoss:
         callers: Any = None,
     ) -> None:
         self.pure, self.options, self.under_mesh = pure, options, callers is not None
+        refuse_packed(pure.params)
         if options.keep_memory and jax.default_backend() == "cpu":
             keep_memory()
         table = given_schedule(options)
@@ -107,6 +109,7 @@ class PipelinedLoss:
             warnings.warn(ONE_DEVICE, stacklevel=3)
         with self.mesh.in_force(named=self.under_mesh):
             self._plan(pure, batch, options, table, optimizer)
+        self._warn_of_put_in()
         self._warn_of_copies()
         self.calls = StepThread(self.timeout_s, 0.0 if several() else GRACE_S)
         self.compilations = 0
@@ -228,6 +231,25 @@ class PipelinedLoss:
                 f"to microbatch and would differ between the {self.mesh.data_size} devices of "
                 f"the data axis. Use a mesh without a data axis, or take the state out of the model"
             )
+
+    def _warn_of_put_in(self) -> None:
+        """Says once which gradients a rule makes of no cotangent, where several are added up."""
+        units, pieces = self.staged.units, self.batch.count * self.batch.shards
+        found = put_in_units(self.stages[0]) if pieces > 1 else frozenset()
+        if not found:
+            return
+        names = sorted({self.staged.traced.params.names[units[u].leaf] for u in found})
+        text = (
+            f"the gradients of {', '.join(names)} do not depend on the loss: a derivative rule "
+            f"(jax.custom_vjp) puts them in. Those of the {pieces} microbatches and shards of the "
+            f"batch are added up. If they are new values (fp8 scales and amax histories, which "
+            f"would be joined by max), return them as module state (state=) instead, or take one "
+            f"microbatch; if they are gradients of a mean, divide by the number of microbatches. "
+            f"See docs/exactness.md, State and custom gradients"
+        )
+        if self.options.strict:
+            raise LossError(text)
+        warnings.warn(GradientWarning(text), stacklevel=4)  # compile's or value_and_grad's caller
 
     def _warn_of_copies(self) -> None:
         """Warns if the ranks together hold clearly more than the model."""

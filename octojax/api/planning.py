@@ -162,7 +162,10 @@ def _partition(
         raise PlanError(
             f"the schedule runs {stages} stages, but the model has only {graph.num_layers} "
             f"layer(s), and a stage needs at least one. Use fewer ranks or chunks, or mark more "
-            f"borders in the model with octopipe.boundary"
+            f"borders in the model with octopipe.boundary. Inside a loop they count only if it "
+            f"runs over stacked layers, or over chunks and carries nothing but sums: a loop that "
+            f"carries more, a cond or a custom_vjp belongs inside the layers. Use jax.vmap over "
+            f"chunks, or leave chunks to microbatches="
         )
     if wanted == "uniform":
         return uniform_partition([layer.kind for layer in graph.layers], stages)

@@ -7,7 +7,8 @@ import jax
 import jax.tree_util as tree
 import numpy as np
 
-from octojax.trace import Leaves
+from octojax.programs.recipe import is_packed
+from octojax.trace import Leaves, path_name
 
 _MOST = 50  # offenders that a message lists; a tree of another model may have thousands
 
@@ -45,6 +46,24 @@ def leaves_like(value: Any, expected: Leaves, what: str) -> list[Any]:
             f"of the model, or compile a step for the other one"
         )
     return list(leaves)
+
+
+def refuse_packed(params: Any) -> None:
+    """Raises `ValueError` listing all parameters of less than a byte: no gradient is made of them,
+    and no optimizer of `optax` takes them."""
+    packed = [
+        f"{path_name(path) or 'params'} is {leaf.dtype}{list(np.shape(leaf))}"
+        for path, leaf in tree.tree_leaves_with_path(params)
+        if hasattr(leaf, "dtype") and is_packed(leaf)
+    ]
+    if packed:
+        listed = _listed(f"{len(packed)} parameters cannot be trained", packed)
+        raise ValueError(
+            f"{listed}. Weights of 4 or 2 bits that stay as they are go into state= (a linen "
+            f"collection or an nnx variable other than the parameters), into the batch (shared=), "
+            f"or the loss closes over them. Weights that are trained are kept in float32 and "
+            f"rounded in the loss"
+        )
 
 
 def like(value: Any, template: Any) -> Any:

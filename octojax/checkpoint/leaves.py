@@ -12,6 +12,7 @@ from octojax.compat import is_key
 from octojax.errors import FormatError
 
 Words = tuple[str, ...]
+_UNKNOWN_TO_THE_FORMAT = frozenset({"uint2", "uint4", "float8_e4m3"})  # of TensorStore
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,9 @@ def rows_of(trees: Mapping[str, Any]) -> dict[Row, np.ndarray]:
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             name = (root, *words(path))
             value = _on_host(leaf)
-            if value is None:
-                wrong.append(f"{'.'.join(name)} is of type {type(leaf).__name__}")
+            if value is None or str(value.dtype) in _UNKNOWN_TO_THE_FORMAT:
+                kind = type(leaf).__name__ if value is None else value.dtype
+                wrong.append(f"{'.'.join(name)} is of type {kind}")
                 continue
             at = _unlike(name, places)
             places.add(".".join(at))
@@ -63,7 +65,7 @@ def rows_of(trees: Mapping[str, Any]) -> dict[Row, np.ndarray]:
     if wrong:
         raise TypeError(
             f"a checkpoint holds arrays of numbers, but {'; '.join(wrong)}. Keep other things "
-            f"outside of the trees"
+            f"outside of the trees; of unsigned numbers of 4 or 2 bits use the signed ones or uint8"
         )
     return rows
 

@@ -32,7 +32,9 @@ from octojax.programs.recipe import (
     accumulator_dtype,
     on_devices,
     on_rank,
+    result_places,
     stored,
+    unstored,
 )
 from octojax.stages.program import OwnTerm
 
@@ -89,7 +91,7 @@ class Engine:
             if rank in self.mesh.local_ranks:
                 function, arguments = on_rank(recipe, self.lowered.jaxprs, self.mesh.ranks[rank])
                 function.__name__ = "run_" + _identifier(name)
-                where = self.mesh.ranks[rank].along_data
+                where = result_places(recipe, self.lowered.jaxprs, self.mesh.ranks[rank])
                 name = f"{name} on rank {rank}"
                 jobs.append(Job(name, function, arguments, recipe.donated, where))
         return jobs
@@ -163,14 +165,15 @@ class Engine:
         joins = self.model.joins
         terms, units = self._terms(program.rank), self._term_units(program.rank)
         trained = tuple(u for u, _ in owned) if terms else ()
+        named = {slot: value for value, slot in program.results}
 
         def finish(*values: Any) -> tuple[Any, ...]:
             rest = iter(values)
             sums = [[next(rest) for _ in slots] for _, slots in owned]
-            emits = [
-                join_results([next(rest) for _ in slots], batch, joins[leaf], stacked=stacked)
-                for leaf, slots in emitted
-            ]
+            emits = []
+            for leaf, slots in emitted:
+                pieces = [unstored(next(rest), self.lowered.avals[named[slots[0]]]) for _ in slots]
+                emits.append(join_results(pieces, batch, joins[leaf], stacked=stacked))
             params = dict(zip(units, rest, strict=True))
             added, more = add_terms(terms, params, trained)
             grads = [
@@ -180,9 +183,8 @@ class Engine:
             return (*grads, *emits, *added)
 
         inputs = [self._total(u, rank) for u, slots in owned for _ in slots]
-        named = {slot: value for value, slot in program.results}
         inputs += [
-            on_devices(self.lowered.avals[named[slot]], Layout.STACKED, rank)
+            on_devices(stored(self.lowered.avals[named[slot]]), Layout.STACKED, rank)
             for _, slots in emitted
             for slot in slots
         ]

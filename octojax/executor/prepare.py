@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from octojax.executor.instructions import RankProgram
@@ -21,7 +22,7 @@ from octojax.mesh import Rank
 from octojax.programs.build import Job
 from octojax.programs.finish import zeros
 from octojax.programs.microbatch import Kind, Microbatches
-from octojax.programs.recipe import Layout, raw, stored, unstored
+from octojax.programs.recipe import Layout, is_key, is_packed, raw, stored, unstored
 from octojax.rows.join import Join
 from octojax.stages.program import OwnTerm, Ref, Role
 
@@ -153,9 +154,15 @@ class Preparation:
         self.groups = group_microbatches(batch.sizes, self.cut, self.counted, len(model.counters))
         self.forms = tuple(dict.fromkeys(group.form for group in self.groups))
         self.read = tuple(sorted({v.index for v in self.cut}))
+        self.kept = frozenset(i for i in self.leaves if self._is_kept(i))
         places = {v: at for at, v in enumerate((*self.shared, *self.cut))}
         self.order = [places[v] for v in program.batch]
         self.replaced = [model.count_reads.index(Ref(Role.STATE, leaf)) for leaf in model.counters]
+
+    def _is_kept(self, leaf: int) -> bool:
+        """Whether a leaf of the batch comes in as values are kept between programs."""
+        aval = self.batch.avals[leaf]
+        return is_packed(aval) or (is_key(aval) and self.batch.kinds[leaf] is Kind.SHARED)
 
     # ------------------------------------------------------------------ compilation
 
@@ -165,7 +172,8 @@ class Preparation:
 
     def _job(self, form: Form) -> Job:
         batch, rank = self.batch, self.rank
-        whole = [batch.avals[i] for i in self.read]
+        avals = {i: batch.avals[i] for i in self.read}
+        whole = [stored(a) if i in self.kept else a for i, a in avals.items()]
         counters = tuple(map(stored, self.model.count_avals))
         arguments = jax.tree.map(
             lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rank.replicated),
@@ -182,7 +190,10 @@ class Preparation:
         )
 
         def prepare(counters: Sequence[Any], at: Any, *values: Any) -> tuple[Any, ...]:
-            leaves = dict(zip(self.read, values, strict=True))
+            leaves = {
+                i: unstored(value, aval) if i in self.kept else value
+                for (i, aval), value in zip(avals.items(), values, strict=True)
+            }
             pieces = batch.split(leaves, form.pieces, at[0], at[1], form.size)
             totals = zeros(self.totals) if form.clears else ()
             return (pieces, totals, *self._counts(counters, form))
@@ -212,7 +223,7 @@ class Preparation:
 
     def run(self, counters: Sequence[jax.Array], batch: Sequence[Any]) -> Prepared:
         """Returns the values of one step, from the flat leaves of its whole batch."""
-        leaves = [batch[i] for i in self.leaves]
+        leaves = [raw(jnp.asarray(batch[i])) if i in self.kept else batch[i] for i in self.leaves]
         whole = dict(zip(self.leaves, jax.device_put(leaves, self.rank.replicated), strict=True))
         rows = [whole[i] for i in self.read]
         pieces: list[jax.Array] = [whole[v.index] for v in self.shared]

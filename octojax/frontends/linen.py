@@ -55,7 +55,12 @@ def adapt_linen(variables: Mapping[str, Any], loss_fn: Callable[[Any, Any], Any]
     def merge(params: Any, state: Any) -> dict[str, Any]:
         return {"params": params, **state}
 
-    return PureLoss(fn, variables["params"], state, merge)
+    def split(model: Any) -> tuple[Any, Any] | None:
+        if not isinstance(model, Mapping) or "params" not in model:
+            return None
+        return model["params"], {name: x for name, x in model.items() if name != "params"}
+
+    return PureLoss(fn, variables["params"], state, merge, split)
 
 
 def _size(value: Any) -> int:

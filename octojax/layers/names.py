@@ -38,8 +38,14 @@ def _name(normal: NormalLoss, depends: Mapping[Var, Depends], group: Sequence[in
         ]
         paths = [normal.units[u].name for u in normal.units_behind(wanted)]
         if paths:
-            return common_path(paths) or "+".join(sorted({p.split(".")[0] for p in paths}))
+            return common_path(paths) or _common_words(sorted({p.split(".")[0] for p in paths}))
     return eqns[-1].primitive.name
+
+
+def _common_words(heads: Sequence[str]) -> str:
+    """The words that modules begin with, `block_1_norm block_1_mlp_in -> block_1`, else all."""
+    common = common_path([head.replace("_", ".") for head in heads]).replace(".", "_")
+    return common or "+".join(heads)
 
 
 def _unique(names: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from octojax import compat
 from octojax.compat import Device
 from octojax.jaxprs.shardings import evaluate
 from octojax.layers.cut import StagedLoss
+from octojax.programs.recipe import accumulator_dtype
 from octojax.stages.fingerprint import fingerprint
 from octojax.stages.program import Program, Ref, Role
 
@@ -127,7 +128,7 @@ def prepare(
     )
     device = values.device
     sums = tuple(
-        jax.device_put(jnp.zeros(a.shape, jnp.promote_types(a.dtype, jnp.float32)), device)
+        jax.device_put(jnp.zeros(a.shape, accumulator_dtype(a.dtype)), device)
         for ref, a in zip(program.writes, program.jaxpr.out_avals, strict=True)
         if ref.role is Role.PARAM_GRAD
     )

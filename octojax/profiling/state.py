@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 from octojax.compat import is_float, num_bytes
 from octojax.layers.cut import StagedLoss
+from octojax.programs.recipe import accumulator_dtype
 from octojax.stages.program import Role, Stage
 from octojax.update import locate_state
 
@@ -51,7 +51,7 @@ def _owners(stages: Sequence[Stage], num_units: int) -> list[int]:
 
 
 def _accumulator(aval: Any) -> int:
-    itemsize = jnp.promote_types(aval.dtype, jnp.float32).itemsize
+    itemsize = accumulator_dtype(aval.dtype).itemsize
     return int(np.prod(aval.shape, dtype=np.int64)) * itemsize
 
 

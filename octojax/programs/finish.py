@@ -37,11 +37,12 @@ def join_results(pieces: Sequence[Any], batch: Microbatches, join: Join, *, stac
     dtype = every.dtype
     if not jnp.issubdtype(dtype, jnp.inexact):
         small = jnp.uint32 if jnp.issubdtype(dtype, jnp.unsignedinteger) else jnp.int32
-        wide = every.astype(jnp.promote_types(dtype, small))
+        narrow = jnp.issubdtype(dtype, jnp.bool_) or jnp.iinfo(dtype).bits < 32
+        wide = every.astype(small if narrow else dtype)
         if join.rule == "sum":
             return wide.sum(axis=axes, dtype=wide.dtype)
         dtype, every = jnp.dtype(jnp.float32), wide.astype(jnp.float32)
-    wide = every.astype(jnp.promote_types(dtype, jnp.float32))
+    wide = every.astype(accumulator_dtype(dtype))
     if join.rule == "mean":
         shares = np.asarray(batch.shares, wide.dtype) / (every.shape[1] if stacked else 1)
         wide = wide * shares.reshape(-1, *(1,) * (wide.ndim - 1))

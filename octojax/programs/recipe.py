@@ -61,16 +61,36 @@ def is_key(aval: Any) -> bool:
 def stored(aval: Any) -> jax.ShapeDtypeStruct:
     """Returns the shape and dtype in which a value is kept between programs.
 
-    PRNG keys are kept as the integers they consist of, which dispatch faster.
+    PRNG keys are kept as the integers they consist of, which dispatch faster; types of less than
+    a byte in a wider one, since what reads them packed and what writes them do not always agree.
     """
     if is_key(aval):
         return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    return jax.ShapeDtypeStruct(aval.shape, _stored_dtype(aval.dtype))
+
+
+def is_packed(aval: Any) -> bool:
+    """Whether values of this type take less than a byte: int4, uint2, float4_e2m1fn, ..."""
+    return not is_key(aval) and _stored_dtype(aval.dtype) != aval.dtype
+
+
+def _stored_dtype(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
+        wide = jnp.uint8 if jnp.issubdtype(dtype, jnp.unsignedinteger) else jnp.int8
+    elif jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 8:
+        wide = jnp.bfloat16
+    else:
+        return dtype
+    return jnp.dtype(wide)
 
 
 def accumulator_dtype(dtype: Any) -> Any:
-    """Returns in which type gradients of `dtype` are added up: at least float32."""
-    return jnp.promote_types(dtype, jnp.float32)
+    """Returns in which type gradients of `dtype` are added up: at least float32.
+
+    Floats of 8 bits have no place in JAX's promotion of types.
+    """
+    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return jnp.dtype(jnp.float32) if narrow else jnp.promote_types(dtype, jnp.float32)
 
 
 def arguments(recipe: Recipe, programs: Sequence[ClosedJaxpr]) -> tuple[Any, ...]:
@@ -118,14 +138,16 @@ def function(
 
 def raw(value: Any) -> Any:
     """Returns the value as it is kept between programs."""
-    return jax.random.key_data(value) if is_key(value) else value
+    if is_key(value):
+        return jax.random.key_data(value)
+    return value.astype(_stored_dtype(value.dtype)) if is_packed(value) else value
 
 
 def unstored(value: Any, aval: Any) -> Any:
     """Returns what `raw` made of a value of this type, as it was."""
     if is_key(aval):
         return jax.random.wrap_key_data(value, impl=compat.key_impl(aval))
-    return value
+    return value.astype(aval.dtype) if is_packed(aval) else value
 
 
 def on_rank(
@@ -139,9 +161,10 @@ def on_rank(
     """
     axes = Axes(rank.mesh, rank.automatic_axes)
     run, shard = function(recipe, programs, axes), arguments(recipe, programs)
-    size = rank.data_size
+    size, offloaded = rank.data_size, _offloaded(recipe, programs)
     placed = tuple(
-        on_devices(aval, layout, rank) for aval, layout in zip(shard, recipe.layouts, strict=True)
+        on_devices(aval, layout, rank, offloaded=k in offloaded)
+        for k, (aval, layout) in enumerate(zip(shard, recipe.layouts, strict=True))
     )
     if size == 1:
         return run, placed
@@ -167,12 +190,42 @@ def on_rank(
     return mapped, placed
 
 
-def on_devices(aval: Any, layout: Layout, rank: Rank) -> jax.ShapeDtypeStruct:
-    """Returns how a value that one data shard sees as `aval` lies on all devices of `rank`."""
+def result_places(recipe: Recipe, programs: Sequence[ClosedJaxpr], rank: Rank) -> Any:
+    """Returns where the results of the recipe lie: one sharding for all, or one each."""
+    offloaded = _offloaded(recipe, programs)
+    places = (rank.along_data, on_host(rank.along_data))
+    return tuple(places[v in offloaded] for v in recipe.outputs) if offloaded else places[0]
+
+
+def _offloaded(recipe: Recipe, programs: Sequence[ClosedJaxpr]) -> set[int]:
+    """The values that lie in the host's memory, by a policy of `jax.checkpoint`."""
+    return {
+        value
+        for call in recipe.calls
+        for values, avals in (
+            (call.reads, programs[call.program].in_avals),
+            (call.writes, programs[call.program].out_avals),
+        )
+        for value, aval in zip(values, avals, strict=True)
+        if compat.is_offloaded(aval)
+    }
+
+
+def on_host(where: jax.sharding.Sharding) -> jax.sharding.Sharding:
+    """Returns the same place in the pinned memory of the devices' host."""
+    return where.with_memory_kind("pinned_host")
+
+
+def on_devices(
+    aval: Any, layout: Layout, rank: Rank, *, offloaded: bool = False
+) -> jax.ShapeDtypeStruct:
+    """Returns how a value that one data shard sees as `aval` lies on all devices of `rank`, or
+    `offloaded` in the memory of their host."""
     size, shape = rank.data_size, tuple(aval.shape)
     if size > 1 and layout is Layout.ROWS:
         shape = (shape[0] * size, *shape[1:])
     if size > 1 and layout is Layout.STACKED:
         shape = (size, *shape)
     where = rank.replicated if layout is Layout.WHOLE else rank.along_data
+    where = on_host(where) if offloaded else where
     return jax.ShapeDtypeStruct(shape, aval.dtype, sharding=where)

@@ -140,6 +140,15 @@ class Analysis:
         while True:
             inner, found = self._body(paired, inputs)
             before = inputs[carry]
+            sources = [
+                old
+                if k in skip
+                else replace(old, params=old.params or new.params, draws=old.draws or new.draws)
+                for k, (old, new) in enumerate(zip(before, found, strict=False))
+            ]
+            if sources != before:  # first: what the batch alone decides has other rules
+                inputs[carry] = sources
+                continue
             after = [
                 old if k in skip else join(old, new)
                 for k, (old, new) in enumerate(zip(before, found, strict=False))

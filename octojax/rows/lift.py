@@ -81,6 +81,11 @@ class Lift:
         for scope, (eqn, _) in enumerate(paired.calls, 1):
             ends = zip(eqn.outvars, paired.bodies[scope].outvars, strict=True)
             self.calls.update((v, (scope, x)) for v, x in ends)
+        self.outside = {
+            v: x
+            for scope, (eqn, _) in enumerate(paired.calls, 1)
+            for v, x in zip(paired.bodies[scope].invars, eqn.invars, strict=True)
+        }
         self.stacks = _stacks(paired)
         self.known: dict[Var, Parts] = {}
         self.copies: dict[Var, Atom] = {}
@@ -317,8 +322,11 @@ class Lift:
             _, atom = inner.calls[micro]
             return self._factors(atom, paired.whole_of(atom), analysis)
         pair = inner.pairs.get(micro)
-        if pair is None:
-            return ()  # a sum that comes in from outside
+        if pair is None:  # a sum that comes in from outside
+            outside = inner.outside.get(micro)
+            if outside is None:
+                return ()
+            return self._factors(outside, paired.whole_of(outside), analysis)
         if pair.name in ("scan", "cond"):
             return self._loop_factors(pair, micro, analysis, start)
         states = analysis.operands(pair)
@@ -351,6 +359,7 @@ class Lift:
     ) -> tuple[Factor, ...]:
         at = list(pair.micro.outvars).index(micro)
         inners = analysis.inner[id(pair.micro)]
+        self._check_operands(pair, at, analysis)
         if pair.name == "cond":
             ends = [(i, i.paired.micro.outvars[at]) for i in inners]
             found = [
@@ -381,6 +390,18 @@ class Lift:
         if not found or any(not _equal(f, found[0]) for f in found):
             raise _Unknown
         return found[0]
+
+    def _check_operands(self, pair: Pair, at: int, analysis: Analysis) -> None:
+        """Raises `_Unknown` if sums that a loop reads have coefficients already."""
+        states = analysis.operands(pair)
+        start = -1
+        if pair.name == "scan":
+            consts, carry = compat.scan_counts(pair.micro.params)
+            start = consts + at if at < carry else -1
+        for k, (a, b) in enumerate(zip(pair.micro.invars, pair.whole.invars, strict=True)):
+            sums = (states[k].lumped or states[k].partial) and not states[k].fixed
+            if sums and k != start and self._factors(a, b, analysis):
+                raise _Unknown
 
     def _scaled(self, value: Atom, factors: Sequence[Factor]) -> Atom:
         """The value with its microbatch's coefficients exchanged for the whole batch's."""

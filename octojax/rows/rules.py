@@ -75,9 +75,23 @@ def apply(pair: Pair, states: States, number: int) -> list[Rows]:
     results = _by_rule(pair, states, number)
     nonlinear = any(s.partial for s in states) and linear_operands(pair, states) is None
     by_turns = any(s.turn for s in states) and any(s.of_rows for s in states)
-    if nonlinear or by_turns:
+    if nonlinear or by_turns or _by_size(pair):
         results = [blamed(state, number) for state in results]
     return [replace(s, even=_even(pair, k, states)) for k, s in enumerate(results)]
+
+
+def _by_size(pair: Pair) -> bool:
+    """Whether an equation has another exponent, or cuts elsewhere, for another number of rows."""
+    if pair.name in ELEMENTWISE:
+        return pair.probe.params != pair.whole.params
+    keys = {"slice": ("start_indices", "limit_indices"), "pad": ("padding_config",)}
+    micro, whole = pair.shapes(0) if pair.name in keys else ((), ())
+    return any(
+        pair.probe.params[key][d] != pair.whole.params[key][d]
+        for key in keys.get(pair.name, ())
+        for d in range(len(micro))
+        if micro[d] == whole[d]
+    )
 
 
 def _even(pair: Pair, output: int, states: States) -> frozenset[int]:
@@ -299,7 +313,7 @@ def reduced(state: Rows, rank: int, axes: Iterable[int], number: int, name: str)
         return state
     if kept:  # values of pairs of rows, added for each
         real = any(g.outer is not None for g in whole) and any(g.outer is not None for g in kept)
-        return replace(state, inner=real) if real else state
+        return replace(state, inner=True) if real else blamed(replace(state, inner=True), number)
     if len([g for g in whole if g.outer is not None]) > 1:
         return replace(blamed(state, number), inner=False)
     return replace(state, added=True, own=False, inner=False, number=None)
@@ -317,7 +331,9 @@ def _along(axis_of: Callable[[Pair], Iterable[int]]) -> Callable[..., Rows]:
     def rule(pair: Pair, states: States, base: Rows, number: int) -> Rows:
         axes = set(axis_of(pair))
         state = merged(pair, states, base, number)
-        mixes = any(set(g.dims) & axes and g.outer is not None for g in state.groups)
+        still = states[0].even if pair.name in ("rev", "sort") else frozenset()
+        along = [g for g in state.groups if set(g.dims) & axes]
+        mixes = any(g.outer is not None or not set(g.dims) <= still for g in along)
         numbers = any(s.number is not None for s in states)
         return blamed(state, number) if mixes or numbers else state
 
@@ -536,7 +552,7 @@ def _pad(pair: Pair, states: States, base: Rows, number: int) -> Rows:
     config = pair.probe.params["padding_config"]
     state = replace(base, groups=states[0].groups)
     moved = {d for d, amounts in enumerate(config) if tuple(amounts) != (0, 0, 0)}
-    mixes = any(set(g.dims) & moved and g.outer is not None for g in state.groups)
+    mixes = any(set(g.dims) & moved for g in state.groups)
     return blamed(state, number) if mixes else state
 
 
@@ -586,6 +602,15 @@ def _dot(pair: Pair, states: States, base: Rows, number: int) -> Rows:
             clash |= not (
                 alike or any(there[d] in g.dims for g in states[1 - k].groups if g.spread)
             )
+        clash |= any(
+            g.outer is not None
+            and [there.get(d) for d in g.dims] == list(c.dims)
+            and c.outer is None
+            and c.blocks != g.outer
+            and not set(c.dims) <= states[1 - k].even
+            for g in states[k].groups
+            for c in states[1 - k].groups
+        )
     if clash or pairs:
         return blamed(state, number)
     if not summed:
@@ -594,8 +619,8 @@ def _dot(pair: Pair, states: States, base: Rows, number: int) -> Rows:
         return replace(state, inner=True, blame=state.blame | {number})
     if len(left) > 1:
         return blamed(state, number)
-    if groups:
-        return state
+    if groups:  # the sum, or the number of rows, for each row
+        return blamed(replace(state, inner=True), number)
     return replace(state, added=True, own=False, inner=False)
 
 

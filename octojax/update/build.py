@@ -217,7 +217,11 @@ class _Traced:
             )
             new = jax.tree.leaves(optax.apply_updates(tree, updates))
             kept = [n if free else p for n, p, free in zip(new, params, trainable, strict=True)]
-            floats = [g for g, free in zip(gradients, trainable, strict=True) if free]
+            floats = [
+                g.astype(jnp.float32) if g.dtype.itemsize == 1 else g  # 8 bits: no promotion
+                for g, free in zip(gradients, trainable, strict=True)
+                if free
+            ]
             norms = [optax.tree.norm(floats).astype(jnp.float32)] if grad_norm else []
             return [*kept, *self._same_state(state), *norms]
 
