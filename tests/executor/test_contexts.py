@@ -235,6 +235,7 @@ def test_a_whole_compilation_under_a_default_device():
 
 def test_a_transfer_guard_reaches_every_rank(step):
     state = step.init()
+    step.evaluate(state, rows())  # compiles, which copies, too
     refused = pytest.raises(ExecutionError, match="isallowed host-to-device transfer")
     with jax.transfer_guard_host_to_device("disallow_explicit"), refused:
         step.evaluate(state, rows())
