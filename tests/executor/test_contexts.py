@@ -179,7 +179,7 @@ def test_debug_nans_of_an_update_leaves_the_state_whole():
     )
     with step, jax.debug_nans(True):
         state = step.init()
-        with pytest.raises(NonFiniteError, match=r"update after step 0 failed: rank [01] .*is whole"):
+        with pytest.raises(NonFiniteError, match=r"after step 0 failed: rank [01] .*is whole"):
             step(state, rows())
         assert state.is_alive()
         assert np.isfinite(float(step.evaluate(state, rows())["loss"]))
