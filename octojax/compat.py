@@ -370,6 +370,16 @@ def jit_enabled() -> contextlib.AbstractContextManager[None]:
     return jax.disable_jit(False) if config.jax_disable_jit else contextlib.nullcontext()
 
 
+def copies_allowed() -> contextlib.AbstractContextManager[None]:
+    """Lets a step copy from device to device under `jax.transfer_guard("disallow")`, which is
+    there to find implicit copies. Those of a step are explicit, but lie below `jax.device_put`,
+    where JAX does not see that. `"disallow_explicit"` stays in force."""
+    config: Any = jax.config
+    if config.jax_transfer_guard_device_to_device in ("log", "disallow"):
+        return jax.transfer_guard_device_to_device("allow")
+    return contextlib.nullcontext()
+
+
 def in_callback() -> bool:
     """Whether the caller runs inside a Python callback of a compiled program.
 

@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,13 +34,28 @@ def local_folder(path: str | Path) -> Path:
 
     Raises `ValueError` for the address of something that is no local folder.
     """
-    text = os.fspath(path)
+    text = os.fsdecode(path)
     if re.match(r"[A-Za-z][\w+.-]*://", text):
         raise ValueError(
             f"{text} is an address, and checkpoints are written to folders of this machine. Save "
             f"to one, and copy the whole folder"
         )
     return Path(text).expanduser().resolve()
+
+
+@contextlib.contextmanager
+def plain_path(path: Path) -> Iterator[Path]:
+    """Yields `path` by a name that Orbax and TensorStore take as it stands.
+
+    Orbax looks for what it wrote with `glob`, to which `lr[1e-3]` is a pattern that does not match
+    itself, and TensorStore reads a backslash as a slash: both then leave a checkpoint without data.
+    """
+    if not re.search(r"[\\\[\]*?]", str(path)):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="octojax-") as link:
+        (Path(link) / "to").symlink_to(path.parent, target_is_directory=True)
+        yield Path(link) / "to" / path.name
 
 
 @contextlib.contextmanager

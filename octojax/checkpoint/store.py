@@ -160,8 +160,8 @@ def _write(path: Path, rows: Mapping[Row, np.ndarray]) -> None:
 
     # Orbax refuses arrays without elements; the index knows their shape.
     tree = nested({row.at: value for row, value in rows.items() if row.size}) or {}
-    with _orbax() as writer:
-        writer.save(path, args=ocp.args.PyTreeSave(tree))
+    with _orbax() as writer, folder.plain_path(path) as place:
+        writer.save(place, args=ocp.args.PyTreeSave(tree))
 
 
 def _orbax() -> Any:
@@ -190,8 +190,8 @@ def _read(root: Path, index: Index) -> dict[Words, Any]:
     if not path.is_dir():
         raise FormatError(f"{path} is missing, which {path.parent / NAME} names as its data")
     try:
-        with _orbax() as reader:
-            tree = reader.restore(path)
+        with _orbax() as reader, folder.plain_path(path) as place:
+            tree = reader.restore(place)
     except PermissionError:
         raise
     except Exception as error:

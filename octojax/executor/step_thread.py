@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from octojax.compat import in_callback, jit_enabled, thread_settings
+from octojax.compat import copies_allowed, in_callback, jit_enabled, thread_settings
 from octojax.errors import ExecutionError
 from octojax.executor.stop import Stop
 
@@ -49,7 +49,7 @@ class Call:
 
     def run(self) -> None:
         try:
-            with self.settings(), jit_enabled():
+            with self.settings(), jit_enabled(), copies_allowed():
                 self.stop.check()
                 self.result = self.work()
         except BaseException as error:

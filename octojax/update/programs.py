@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from octojax.compat import under_thread_settings
+from octojax.compat import is_nan_report, under_thread_settings
+from octojax.errors import NonFiniteError
 from octojax.update.exchange import ExchangeFunction
 from octojax.update.places import Places
 from octojax.update.plan import Distributed, End, Role, UpdatePlan, UpdateProgram
@@ -127,7 +128,14 @@ class Bound:
         for phase in self._phases:
             for rank, program in phase.programs:
                 mine = values[rank]
-                results = program.run(*[mine[slot] for slot in program.reads])
+                try:
+                    results = program.run(*[mine[slot] for slot in program.reads])
+                except Exception as error:
+                    if not is_nan_report(error):
+                        raise
+                    raise NonFiniteError(
+                        f"rank {rank} has a NaN or an infinity in the results of its part"
+                    ) from error
                 for slot, result in zip(program.writes, results, strict=True):
                     mine[slot] = result
             if phase.exchanges:

@@ -204,7 +204,9 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_again(
     same(found.params, tree(2))
 
 
-@pytest.mark.parametrize("name", ["a b%20#?&é", "x/../y", "deep/er/still", "trailing/"])
+@pytest.mark.parametrize(
+    "name", ["a b%20#?&é", "x/../y", "deep/er/still", "trailing/", "lr[1e-3]", "C:\\a*?[b]"]
+)
 def test_odd_paths(tmp_path: Path, monkeypatch: Any, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))

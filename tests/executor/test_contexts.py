@@ -179,7 +179,7 @@ def test_debug_nans_of_an_update_leaves_the_state_whole():
     )
     with step, jax.debug_nans(True):
         state = step.init()
-        with pytest.raises(NonFiniteError, match=r"update after step 0 failed.*is whole"):
+        with pytest.raises(NonFiniteError, match=r"after step 0 failed: rank [01] .*is whole"):
             step(state, rows())
         assert state.is_alive()
         assert np.isfinite(float(step.evaluate(state, rows())["loss"]))
@@ -209,6 +209,7 @@ def test_debug_infs():
         lambda: jax.numpy_dtype_promotion("strict"),
         lambda: jax.numpy_rank_promotion("raise"),
         lambda: jax.transfer_guard("allow"),
+        lambda: jax.transfer_guard_device_to_device("disallow"),
         lambda: jax.checking_leaks(),
         lambda: jax.default_matmul_precision("float32"),
         lambda: jax.debug_key_reuse(True),
@@ -234,6 +235,7 @@ def test_a_whole_compilation_under_a_default_device():
 
 def test_a_transfer_guard_reaches_every_rank(step):
     state = step.init()
+    step.evaluate(state, rows())  # compiles, which copies, too
     refused = pytest.raises(ExecutionError, match="isallowed host-to-device transfer")
     with jax.transfer_guard_host_to_device("disallow_explicit"), refused:
         step.evaluate(state, rows())
