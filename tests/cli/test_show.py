@@ -31,6 +31,12 @@ def files(tmp_path):
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    """Lines are not broken, whatever the terminal that the tests run in."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 def call(capsys, *arguments) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as stop:
         main(["show", *map(str, arguments)])
