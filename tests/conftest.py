@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
+
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
@@ -22,3 +24,8 @@ def _drop_stale_compilations() -> None:
 
 
 _drop_stale_compilations()
+
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # how long an example takes says more of a busy machine than of the code
+settings.load_profile("any machine")
