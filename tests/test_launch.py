@@ -142,6 +142,7 @@ def test_no_process_outlives_the_launcher(number, how, processes, tmp_path):
         assert gone(pids), said
     finally:
         launcher.kill()
+        launcher.communicate()
     expected = 130 if number == signal.SIGINT else -number
     assert launcher.returncode == expected, said
 
