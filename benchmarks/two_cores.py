@@ -1,10 +1,11 @@
 """A pipelined step on one core and on two, against the plain accumulating step on one.
 
-    python benchmarks/two_cores.py                      all three, in turns
+    python benchmarks/two_cores.py                      all four, in turns
     python benchmarks/two_cores.py --rounds 9 --steps 3 --cores 0,1
     python benchmarks/two_cores.py --forget             without kept memory
 
     plain    one process on the first core: one jitted step, `lax.scan` over the microbatches
+    kept     the same, its allocator told to keep memory as a pipelined step's is
     stages   one process on the first core: one rank with eight stages, F and B of each in turn
     pair     two processes, one core each: the tuned plan
 
@@ -35,6 +36,7 @@ def child(arguments: argparse.Namespace) -> None:
     import jax
 
     import octojax as octopipe
+    from octojax.executor.kept_memory import keep_memory
 
     if arguments.child == "pair":
         octopipe.initialize(
@@ -43,7 +45,9 @@ def child(arguments: argparse.Namespace) -> None:
             num_processes=2,
             process_id=arguments.process,
         )
-    run = plain() if arguments.child == "plain" else pipelined(arguments)
+    if arguments.child == "kept":
+        keep_memory()
+    run = plain() if arguments.child in ("plain", "kept") else pipelined(arguments)
     run()
     run()
     print(json.dumps({"ready": True, "devices": jax.device_count()}), flush=True)
@@ -225,7 +229,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--cores", default="0,1")
     parser.add_argument("--seconds", type=float, default=20.0, help="that the tuner searches")
-    parser.add_argument("--variants", default="plain,stages,pair")
+    parser.add_argument("--variants", default="plain,kept,stages,pair")
     parser.add_argument("--forget", action="store_true", help="do not keep memory between steps")
     parser.add_argument("--child")
     parser.add_argument("--core", type=int)

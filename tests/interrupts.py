@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from types import FrameType
 
 
 @contextlib.contextmanager
@@ -14,8 +15,8 @@ def interrupts(delays_s: Sequence[float], after: threading.Event | None = None) 
     armed = True
     over = threading.Event()
 
-    def ring(*_: object) -> None:
-        if armed:
+    def ring(_: int, frame: FrameType | None) -> None:
+        if armed and not entering_or_leaving(frame):
             raise KeyboardInterrupt
 
     def run() -> None:
@@ -34,13 +35,21 @@ def interrupts(delays_s: Sequence[float], after: threading.Event | None = None) 
     try:
         yield
     finally:
-        try:
-            armed = False
-        finally:  # where the last of them hits the line above
-            armed = False
-            over.set()
-            thread.join()
-            signal.signal(signal.SIGUSR1, before)
+        armed = False
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def entering_or_leaving(frame: FrameType | None) -> bool:
+    """Whether an interrupt at `frame` would hit `interrupts` and not what runs within it."""
+    function = interrupts.__wrapped__
+    while frame is not None:
+        manager = frame.f_locals.get("self") if frame.f_globals is vars(contextlib) else None
+        if frame.f_code is function.__code__ or getattr(manager, "func", None) is function:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def interrupting(after: threading.Event, times: int = 1) -> contextlib.AbstractContextManager[None]:
