@@ -24,7 +24,8 @@ class TransferSpan:
     """One value sent from rank to rank: the output `F` of a stage, or the gradient `B` for it.
 
     `stage` is the sending stage. `overlap_s` is how long both ranks computed meanwhile,
-    `sender_overlap_s` how long the sender did, whatever the receiver was doing.
+    `sender_overlap_s` how long the sender did, whatever the receiver was doing. The link is free
+    for the next value `latency_s` before this one arrives.
     """
 
     source: int
@@ -37,6 +38,7 @@ class TransferSpan:
     nbytes: float = 0.0
     overlap_s: float = 0.0
     sender_overlap_s: float = 0.0
+    latency_s: float = 0.0
 
     @property
     def name(self) -> str:

@@ -29,7 +29,7 @@ _GAP = tuple(Gap.__dataclass_fields__)
 
 def to_json(timeline: Timeline) -> dict[str, Any]:
     """Returns the whole timeline as JSON data: `Timeline.to_json()` and every span."""
-    overlaps = ("overlap_s", "sender_overlap_s")
+    more = ("overlap_s", "sender_overlap_s", "latency_s")
     return {
         "version": VERSION,
         "unit": timeline.unit,
@@ -39,7 +39,7 @@ def to_json(timeline: Timeline) -> dict[str, Any]:
             for s in timeline.actions
         ],
         "transfer_spans": [
-            {name: getattr(t, name) for name in _TRANSFER + overlaps} for t in timeline.transfers
+            {name: getattr(t, name) for name in _TRANSFER + more} for t in timeline.transfers
         ],
         "gaps": [{name: getattr(g, name) for name in _GAP} for g in timeline.gaps],
         "memory": [[list(point) for point in rank] for rank in timeline.memory],
@@ -108,8 +108,8 @@ def _check(timeline: Timeline) -> None:
     for moved in timeline.transfers:
         where = f"transfer {moved.name} from rank {moved.source!r} to rank {moved.target!r}"
         _expect_ranks(where, ranks, moved.source, moved.target)
-        times = (moved.start_s, moved.end_s, moved.nbytes, moved.overlap_s, moved.sender_overlap_s)
-        for value in (moved.stage, moved.microbatch, *times):
+        times = (moved.start_s, moved.end_s, moved.nbytes, moved.overlap_s, moved.latency_s)
+        for value in (moved.stage, moved.microbatch, moved.sender_overlap_s, *times):
             _seconds(value)
     for gap in timeline.gaps:
         _expect_ranks(f"gap before {gap.before or 'the end'}", ranks, gap.rank, gap.peer)

@@ -12,7 +12,8 @@ class Panel:
 
     `title` names the timeline and the source of its times, `bound_s` is a proven lower bound of
     the makespan, if there is one, and `note` a sentence to stand under the heading. `layers`
-    names what is in each stage, where that is known.
+    names what is in each stage and `capacities_bytes` what each rank's memory holds, where that is
+    known.
     """
 
     title: str
@@ -20,6 +21,7 @@ class Panel:
     bound_s: float | None = None
     note: str = ""
     layers: tuple[str, ...] = ()
+    capacities_bytes: tuple[float, ...] = ()
 
     def time(self, value: float) -> str:
         """Returns a time of this panel for people, in its timeline's unit."""

@@ -12,32 +12,41 @@ from octojax.simulate.table import Table
 
 if TYPE_CHECKING:
     from octojax.simulate.capacity import check_capacity
+    from octojax.simulate.critical import Chains, Losses, chains_of, losses_of
     from octojax.simulate.dag import build_dag, find_cycle, longest_path_s
     from octojax.simulate.evaluation import Evaluation, evaluate
     from octojax.simulate.links import Links
 
 __all__ = [
+    "Chains",
     "Evaluation",
     "LayerCosts",
     "Links",
+    "Losses",
     "StageCosts",
     "Table",
     "build_dag",
+    "chains_of",
     "check_capacity",
     "evaluate",
     "find_cycle",
     "longest_path_s",
+    "losses_of",
     "simulate",
 ]
 
 _LATER = {
+    "Chains": "critical",
     "Evaluation": "evaluation",
     "Links": "links",
+    "Losses": "critical",
     "build_dag": "dag",
+    "chains_of": "critical",
     "check_capacity": "capacity",
     "evaluate": "evaluation",
     "find_cycle": "dag",
     "longest_path_s": "dag",
+    "losses_of": "critical",
 }
 
 

@@ -27,10 +27,10 @@ def compiled_timeline(
         for a, b in pairwise(held.bounds.tolist())
     )
     spans = [ActionSpan(*cell) for cell in cells]
-    return timeline_of(rows, spans, _moves(table, costs, times), traces, free)
+    return timeline_of(rows, spans, _moves(table, costs, links, times), traces, free)
 
 
-def _moves(table: Table, costs: StageCosts, times: Trace) -> list[Move]:
+def _moves(table: Table, costs: StageCosts, links: Links, times: Trace) -> list[Move]:
     moves = []
     for i, slot in np.argwhere(times.target >= 0).tolist():
         _, stage, microbatch, stage2, microbatch2 = table.items[i].tolist()
@@ -45,6 +45,7 @@ def _moves(table: Table, costs: StageCosts, times: Trace) -> list[Move]:
                 float(times.sent_s[i, slot]),
                 float(times.arrived_s[i, slot]),
                 float(size),
+                float(links.latency_s[source, target]),
             )
         )
     return moves

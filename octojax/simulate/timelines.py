@@ -28,12 +28,13 @@ Memory = tuple[tuple[float, float], ...]
 
 
 class Move(NamedTuple):
-    """When a transfer ran, and how many bytes it moved."""
+    """When a transfer ran, how many bytes it moved, and how long they travelled off the link."""
 
     transfer: Transfer
     start_s: float
     end_s: float
     nbytes: float
+    latency_s: float = 0.0
 
 
 def simulated(meaning: Meaning, walk: TableWalk, placement: Placement, free: Free) -> Timeline:
@@ -43,7 +44,12 @@ def simulated(meaning: Meaning, walk: TableWalk, placement: Placement, free: Fre
     traces = [memory_trace(meaning, times, placement, r) for r in range(len(walk.spans))]
     take = meaning.crossings.take
     moves = [
-        Move(take[action], *walk.moves[take[action]], meaning.size_bytes(take[action]))
+        Move(
+            take[action],
+            *walk.moves[take[action]],
+            meaning.size_bytes(take[action]),
+            meaning.wire_s(take[action])[0],
+        )
         for _, _, action in meaning.schedule.actions()
         if action in take
     ]
@@ -114,7 +120,7 @@ def memory_trace(
 
 
 def _span(move: Move, busy: Sequence[Sequence[tuple[float, float]]]) -> TransferSpan:
-    transfer, begin, stop, nbytes = move
+    transfer, begin, stop, nbytes, latency_s = move
     sender = _within(busy[transfer.source], begin, stop)
     receiver = _within(busy[transfer.target], begin, stop)
     both = sum(
@@ -132,6 +138,7 @@ def _span(move: Move, busy: Sequence[Sequence[tuple[float, float]]]) -> Transfer
         nbytes,
         float(both),
         float(alone),
+        float(latency_s),
     )
 
 

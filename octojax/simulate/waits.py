@@ -80,12 +80,13 @@ class _Asynchronous:
 
     def _inputs(self, rank: int, item: Item) -> Iterator[TransferSpan]:
         for action in actions_of(item):
-            key = _input(rank, action)
+            key = input_of(rank, action)
             if key in self.arrivals:
                 yield self.arrivals[key]
 
 
-def _input(rank: int, action: Action) -> tuple[int, str, int, int]:
+def input_of(rank: int, action: Action) -> tuple[int, str, int, int]:
+    """Returns the target, kind, stage and microbatch of the transfer that may bring its input."""
     if action.kind is Kind.FORWARD:
         return rank, "F", action.stage - 1, action.microbatch
     if action.kind in _GRADIENTS:
