@@ -16,6 +16,7 @@ from octojax.api.options import Options, options_of
 from octojax.api.planning import make_plan
 from octojax.errors import CutError, LossError, MeshError, PlanError, ScheduleError
 from octojax.ir import Layer, LayerCost, LayerGraph, Partition, Placement, Plan, Profile, Schedule
+from octojax.programs.microbatch import plan_microbatches
 from octojax.schedules import generate
 from tests.pipelines import FAST, case_of, compiled, pipe, relative_error
 
@@ -166,8 +167,26 @@ def test_too_few_rows():
 def test_leading_axes_that_differ():
     case = case_of("toy")
     batch = {**case.batch(8), "y": case.batch(6)["y"]}
-    with pytest.raises(ValueError, match=r"different leading axes \(x: 8, y: 6\)"):
+    with pytest.raises(ValueError, match=r"different leading axes: 8 in x; 6 in y"):
         octopipe.compile(case.model, case.loss_fn, optax.sgd(1), batch, mesh=pipe(2))
+
+
+def test_leading_axes_of_many_leaves_are_counted():
+    leaves = [np.ones((8, 2)) for _ in range(9)] + [np.ones(3)]
+    names = [f"x{k}" for k in range(9)] + ["table"]
+    with pytest.raises(ValueError, match=r"8 in x0, x1, x2, x3, \.\.\. \(9 leaves\); 3 in table"):
+        plan_microbatches(leaves, names, 2)
+
+
+def test_leaves_of_a_tuple_go_by_number():
+    def loss(w, batch):
+        return jnp.mean((batch[0] @ w) ** 2) * batch[1].sum()
+
+    w, batch = jnp.ones((2, 2)), (jnp.arange(8.0).reshape(4, 2), jnp.arange(3.0))
+    for choice in ({"shared": (1,)}, {"rows": 0}, {"shared": "1"}):
+        options = {"mesh": pipe(1), "microbatches": 2, "progress": False, **choice}
+        step = octopipe.value_and_grad(loss, w, batch, **options)
+        assert float(step(w, batch)[0]) == float(loss(w, batch))
 
 
 def test_a_batch_of_another_shape():

@@ -20,9 +20,10 @@ def adopt(step: "TrainStep", state: "TrainState", reset_optimizer: bool) -> "Tra
             "this training state was pickled, and does not know any more how it lies on its "
             "devices. Adopt it in the process that made it, or use step.save and step.restore"
         )
+    params, module_state = layout.gathered(state.held), layout.gathered(state.held, state=True)
+    step.loss.flat_params(params, module_state)  # another model comes first among the reasons
     if not reset_optimizer:
         _check_optimizer(step.origin, origin)
-    params, module_state = layout.gathered(state.held), layout.gathered(state.held, state=True)
     held = step.loss.place(params, module_state)
     if reset_optimizer:
         return step.renewed(held, step.first_opt_state(held), state.step)

@@ -1,7 +1,7 @@
 """The options of a pipeline, and the decorator that records them on a model's class."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -32,7 +32,8 @@ class Options:
     600 seconds. Several processes compare their values before the first step, and a sum of the
     batch every `compare_values` steps; 0: never.
     `shared` names the leaves of the batch without rows, `rows` those with rows (then all others
-    are shared), by path or its beginning: `shared=("class_weights",)`. `aux` says how values of
+    are shared), by path or its beginning (`shared=("class_weights",)`), or by number
+    in a batch that is a tuple. `aux` says how values of
     microbatches join, one rule or one per path: `aux={"load": "sum", "logits": "rows"}`; rules
     are sum, mean, max, min, all, any, first, last, rows. `weight`, a function of a batch, gives
     the weight of a microbatch in what the analysis of rows cannot see. `strict` makes an error of
@@ -61,8 +62,8 @@ class Options:
     tune_seconds: float = 10.0
     passes: Any = None
     compiler_options: dict[str, Any] = field(default_factory=dict)
-    rows: tuple[str, ...] | str | None = None
-    shared: tuple[str, ...] | str | None = None
+    rows: tuple[str | int, ...] | str | int | None = None
+    shared: tuple[str | int, ...] | str | int | None = None
     aux: Mapping[str, Any] | str | None = None
     weight: Callable[[Any], Any] | None = None
     strict: bool = False
@@ -133,7 +134,10 @@ def _all_whole(value: Any) -> bool:
 
 
 def _names(value: Any) -> bool:
-    return isinstance(value, str) or all(isinstance(x, str) for x in value)
+    def name(x: Any) -> bool:
+        return isinstance(x, str) or _whole(x)
+
+    return name(value) or (isinstance(value, Collection) and all(map(name, value)))
 
 
 _FORMS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
@@ -157,8 +161,8 @@ _FORMS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "True, False or one of them per stage",
     ),
     ("keep_memory", lambda x: isinstance(x, bool), "True or False"),
-    ("rows", _names, "paths of leaves of the batch, such as ('x', 'labels')"),
-    ("shared", _names, "paths of leaves of the batch, such as ('class_weights',)"),
+    ("rows", _names, "paths of leaves of the batch, such as ('x', 'labels') or (0, 1)"),
+    ("shared", _names, "paths of leaves of the batch, such as ('class_weights',) or (2,)"),
     ("aux", lambda x: isinstance(x, (str, Mapping)), "a rule or a dictionary of them by path"),
     ("weight", callable, "a function of the batch"),
     ("timeout_s", lambda x: isinstance(x, Real), "a number of seconds"),

@@ -22,6 +22,7 @@ from octojax.api.pipelined import Held, PipelinedLoss
 from octojax.api.reference import per_microbatch, reference
 from octojax.api.rehearsal import Rehearsal, rehearse
 from octojax.api.report import StepReport, report
+from octojax.api.state_layout import check_alive
 from octojax.errors import ExecutionError, NonFiniteError
 from octojax.executor.engine import Results
 from octojax.executor.recorded import Ledger, Recorder, timeline_of
@@ -30,6 +31,7 @@ from octojax.frontends import adapt
 from octojax.ir import LayerGraph, LoweredPlan, Machine, Plan, Timeline
 from octojax.ir.shown import count, line, picture
 from octojax.processes import call
+from octojax.programs.recipe import stored
 from octojax.update import GRAD_NORM, Places, Update, UpdatePlan, build_update
 
 
@@ -100,6 +102,7 @@ class TrainStep:
         self.loss, self.optimizer = loss, optimizer
         self._ledger = Ledger()
         self._newest: tuple[TrainState, dict[str, Any]] | None = None
+        self._opt_forms: list[tuple[Any, Any]] | None = None
 
     def __repr__(self) -> str:
         devices = [str(device) for rank in self.loss.mesh.ranks for device in rank.devices]
@@ -135,8 +138,14 @@ class TrainStep:
         `params` is a tree like that of the compiled parameters, or the user's whole model (an nnx
         module, linen variables), which brings its state along unless `state` says other. Leaves
         are found by their paths, whatever the containers. Raises `ValueError` listing all that
-        are missing, that the model does not have, or that have another shape or type.
+        are missing, that the model does not have, or that have another shape or type;
+        `TypeError` for a training state.
         """
+        if isinstance(params, TrainState):
+            raise TypeError(
+                "params is a training state, expected the model's parameters. step.adopt(state) "
+                "takes over the state of another step; step.params(state) are its parameters"
+            )
         pure = self.loss.pure
         whole = None if params is None else pure.split(params)
         if whole is not None:
@@ -170,6 +179,8 @@ class TrainStep:
 
     def renewed(self, held: Held, opt_state: Any, count: int) -> TrainState:
         """Returns a training state of this step after `count` calls."""
+        if self._opt_forms is None:
+            self._opt_forms = _forms(opt_state)
         return TrainState(held, opt_state, count, self.origin)
 
     @overload
@@ -445,11 +456,42 @@ class TrainStep:
         """Raises unless `state` is one of this step's, or of a step of the same origin."""
         _expect_kind(state)
         if state.origin is self.origin or state.origin == self.origin:
+            if self._newest is None or state is not self._newest[0]:
+                self._expect_types(state)
             return
         raise ValueError(
             f"this training state is of another step. {self.origin.differences(state.origin)}. "
             f"Go on with the step it came from, or move it: state = step.adopt(state)"
         )
+
+    def _expect_types(self, state: TrainState) -> None:
+        """Raises `ValueError` naming the values of `state` that are not those that were compiled
+        for, such as those of a cast state."""
+        check_alive(state.held)
+        wrong = [
+            f"{unit.name} is {value.dtype}{list(value.shape)}, compiled for "
+            f"{aval.dtype}{list(aval.shape)}"
+            for unit, value, aval in zip(
+                self.loss.staged.units,
+                state.held.units,
+                map(stored, self.loss.staged.unit_avals),
+                strict=True,
+            )
+            if value is not None and (value.shape, value.dtype) != (aval.shape, aval.dtype)
+        ]
+        forms = _forms(state.opt_state)
+        wrong += [
+            f"a value of the optimizer state is {a[1]}{list(a[0])}, compiled for {b[1]}{list(b[0])}"
+            for a, b in zip(forms, self._opt_forms or forms, strict=False)
+            if a != b
+        ]
+        if wrong:
+            more = f", and {len(wrong) - 20} more" if len(wrong) > 20 else ""
+            raise ValueError(
+                f"{len(wrong)} values of this training state have been changed: "
+                f"{', '.join(wrong[:20])}{more}. A step runs its state in the types that it was "
+                f"compiled for: begin with step.init(params) of a step compiled for the other ones"
+            )
 
     def _extra(self, value: Any) -> dict[int, Any] | None:
         """The loss on the ranks whose update reads it (`optax.contrib.reduce_on_plateau`)."""
@@ -468,6 +510,11 @@ def _expect_kind(state: Any) -> None:
             f"state is of type {type(state).__name__}, expected the TrainState that step.init(), "
             f"step.restore(path) or a step before returned"
         )
+
+
+def _forms(tree: Any) -> list[tuple[Any, Any]]:
+    """Shapes and types of a tree's arrays."""
+    return [(x.shape, x.dtype) for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
 
 
 def _spare(arrays: Any) -> Any:

@@ -259,7 +259,7 @@ def leaves_without_rows(
     given = options.rows if options.rows is not None else options.shared
     if given is None:
         return frozenset()
-    wanted = (given,) if isinstance(given, str) else tuple(given)
+    wanted = (str(given),) if isinstance(given, (str, int)) else tuple(map(str, given))
     named = {
         path: {k for k, name in enumerate(names) if name == path or name.startswith(f"{path}.")}
         for path in wanted

@@ -32,15 +32,29 @@ _ORBAX = re.compile(
 def local_folder(path: str | Path) -> Path:
     """Returns the absolute path, `~` and symbolic links resolved.
 
-    Raises `ValueError` for the address of something that is no local folder.
+    Raises `ValueError` for the address of something that is no local folder, for an empty path and
+    for links that lead nowhere; `TypeError` for what is no path.
     """
-    text = os.fsdecode(path)
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        raise TypeError(
+            f"the path of a checkpoint is of type {type(path).__name__}, expected str or Path"
+        ) from None
+    if not text.strip() or "\0" in text:
+        raise ValueError(
+            f"{text!r} cannot be the folder of a checkpoint: "
+            + ("it has a null byte" if "\0" in text else "it is empty; the working folder is '.'")
+        )
     if re.match(r"[A-Za-z][\w+.-]*://", text):
         raise ValueError(
             f"{text} is an address, and checkpoints are written to folders of this machine. Save "
             f"to one, and copy the whole folder"
         )
-    return Path(text).expanduser().resolve()
+    try:
+        return Path(text).expanduser().resolve()
+    except (RuntimeError, OSError) as error:  # links in a circle; a user that does not exist
+        raise ValueError(f"{text!r} cannot be the folder of a checkpoint: {error}") from None
 
 
 @contextlib.contextmanager

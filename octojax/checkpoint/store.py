@@ -86,11 +86,19 @@ def save(
 
 
 def check_writable(path: str | Path, overwrite: bool) -> None:
-    """Raises `FileExistsError` if there is a checkpoint, unless `overwrite`, and
-    `NotADirectoryError` if the path is that of a file."""
+    """Raises `FileExistsError` if there is a checkpoint, unless `overwrite`;
+    `NotADirectoryError` if the path, or a folder above it, is a file; `IsADirectoryError` if a
+    folder is where the index belongs; `OSError` for a name that the file system does not take."""
     root = folder.local_folder(path)
-    if root.exists() and not root.is_dir():
-        raise NotADirectoryError(f"{root} is a file; a checkpoint is a folder: give another path")
+    for place in (root, *root.parents):
+        if place.exists() and not place.is_dir():
+            raise NotADirectoryError(
+                f"{place} is a file; a checkpoint is a folder: give another path"
+            )
+    if (root / NAME).is_dir():
+        raise IsADirectoryError(
+            f"{root / NAME} is a folder, where a checkpoint has its index: give another path"
+        )
     if (root / NAME).exists() and not overwrite:
         raise FileExistsError(
             f"{root} holds a checkpoint already; pass overwrite=True, or a new path"
@@ -127,6 +135,8 @@ def load(
 
 
 def _index(root: Path) -> Index:
+    if (root / NAME).is_dir():
+        raise FormatError(f"{root / NAME} is a folder: {root} is no checkpoint")
     if (root / NAME).exists():
         return read_index(root)
     if not root.exists():

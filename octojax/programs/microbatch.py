@@ -7,6 +7,7 @@ keys   key<fry>[8]    rows, as tokens
 """
 
 import enum
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -164,9 +165,13 @@ def plan_microbatches(
         if a.shape and k not in shared
     }
     if len(set(rows.values())) > 1:
-        listed = ", ".join(f"{name}: {n}" for name, n in rows.items())
+        lengths = Counter(rows.values()).most_common()
+        listed = "; ".join(
+            f"{n} in {_few([name for name, length in rows.items() if length == n])}"
+            for n, _ in lengths
+        )
         raise ValueError(
-            f"the leaves of the batch have different leading axes ({listed}). Every leaf but "
+            f"the leaves of the batch have different leading axes: {listed}. Every leaf but "
             f"scalars is split along axis 0 into microbatches, so all need the same length "
             f"there; name leaves without rows in shared=, and pass PRNG keys as typed "
             f"keys (jax.random.key)"
@@ -194,6 +199,12 @@ def plan_microbatches(
     each, more = divmod(units, count)
     sizes = tuple((each + (m < more)) * shards for m in range(count))
     return Microbatches(sizes, avals, tuple(names), shards, frozenset(shared))
+
+
+def _few(names: Sequence[str]) -> str:
+    if len(names) <= 8:
+        return ", ".join(names)
+    return f"{', '.join(names[:4])}, ... ({len(names)} leaves)"
 
 
 def _kind(aval: Any) -> Kind:

@@ -1,6 +1,7 @@
 """A training state is refused by every step but those it fits, by name, and moves between plans."""
 
 import copy
+import dataclasses
 import pickle
 from collections.abc import Callable
 from functools import cache
@@ -221,6 +222,20 @@ def test_spent_and_fetched_states_are_refused() -> None:
             use(fetched)
 
 
+def test_changed_values_are_refused_by_name() -> None:
+    step = step_of(2, (2, 2))
+    cast = jax.tree.map(lambda x: x.astype(jnp.bfloat16), step.init())
+    for use in (step.params, lambda s: step(s, batch_of())):
+        with pytest.raises(ValueError, match=r"w0 is bfloat16\[4, 4\], compiled for float32"):
+            use(cast)
+    begun = step.init()
+    halves = jax.tree.map(lambda x: x.astype(jnp.float16), begun.opt_state)
+    with pytest.raises(ValueError, match=r"a value of the optimizer state is float16\[4, 4\]"):
+        step(dataclasses.replace(begun, opt_state=halves), batch_of())
+    with pytest.raises(TypeError, match=r"params is a training state.*step\.adopt"):
+        step.init(begun)
+
+
 def test_a_model_of_other_leaves_is_refused() -> None:
     other = octopipe.compile(
         {"w0": PARAMS["w0"], "v": jnp.ones((WIDTH, 2))},
@@ -230,8 +245,9 @@ def test_a_model_of_other_leaves_is_refused() -> None:
         mesh=pipe(1),
         **OPTIONS,
     )
-    with pytest.raises(ValueError, match=r"1 missing \(v\).*\(w1, w2, w3\)"):
-        other.adopt(step_of(2, (2, 2), SGD).init())
+    for optimizer in (SGD, ADAM):  # the model comes first among the reasons
+        with pytest.raises(ValueError, match=r"1 missing \(v\).*\(w1, w2, w3\)"):
+            other.adopt(step_of(2, (2, 2), optimizer).init())
 
 
 def test_step_and_state_are_one_line_at_a_prompt():

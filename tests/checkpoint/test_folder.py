@@ -238,6 +238,24 @@ def test_paths_that_cannot_be(tmp_path: Path) -> None:
     assert file.read_text() == "mine"
 
 
+def test_paths_that_name_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for link, to in (("here", "there"), ("there", "here")):
+        (tmp_path / link).symlink_to(to)
+    for name, reason in {"": "is empty", "a\0b": "null byte", "here": "[Ss]ymlink loop"}.items():
+        for use in (lambda n: checkpoint.save(n, tree(1)), checkpoint.load):
+            with pytest.raises(ValueError, match=f"cannot be the folder .*{reason}"):
+                use(name)
+    with pytest.raises(TypeError, match="of type int, expected str or Path"):
+        checkpoint.save(3, tree(1))  # type: ignore[arg-type]
+    (tmp_path / "odd" / "octojax.json").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError, match=r"octojax\.json is a folder"):
+        checkpoint.save(tmp_path / "odd", tree(1), overwrite=True)
+    with pytest.raises(FormatError, match="is no checkpoint"):
+        checkpoint.load(tmp_path / "odd")
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["here", "odd", "there"]
+
+
 def damaged(path: Path, data: Any) -> None:
     """Changes a file of the checkpoint: one bit, its length, or that it is there."""
     files = sorted(x for x in path.rglob("*") if x.is_file())
