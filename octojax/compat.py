@@ -133,6 +133,11 @@ def copy_to(
     return lambda values: batched(list(values), devices, places, always)
 
 
+def spec_of(sharding: jax.sharding.Sharding) -> jax.sharding.PartitionSpec:
+    """The partition spec of what XLA chose for a result; whole on a single device."""
+    return getattr(sharding, "spec", jax.sharding.PartitionSpec())
+
+
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     """The numbers of constants and of carried values among a scan equation's operands.
 

@@ -182,7 +182,17 @@ class Rank:
     @cached_property
     def along_data(self) -> jax.sharding.Sharding:
         """Axis 0 spread over the data axis."""
-        return self.sharding(PartitionSpec(DATA_AXIS) if self.data_size > 1 else None)
+        return self.stacked(PartitionSpec())
+
+    @cached_property
+    def spreads(self) -> bool:
+        """Whether XLA spreads values over some axis of the rank."""
+        return any(self.mesh.shape[name] > 1 for name in self.automatic_axes)
+
+    def stacked(self, spec: PartitionSpec) -> jax.sharding.Sharding:
+        """Returns where values of each data shard lie that have `spec` there: with a data axis
+        they are stacked along a new axis 0."""
+        return self.sharding(PartitionSpec(DATA_AXIS, *spec) if self.data_size > 1 else spec)
 
 
 def pipeline_mesh(

@@ -46,6 +46,9 @@ class Options:
     one. Without, they are those of `octojax.passes.pipeline.DEFAULT`; a table with SEND and RECV is
     run in the order in which it is written.
     `compiler_options` go to XLA for every stage program, as those of `jax.jit` do.
+    `param_specs` say how parameters lie on a rank's devices, beyond what the model's metadata and
+    its arrays say: a tree of `PartitionSpec`s whose paths begin those of the parameters, or a
+    function of path and shape; see docs/meshes.md.
     """
 
     microbatches: int | None = None
@@ -62,6 +65,7 @@ class Options:
     tune_seconds: float = 10.0
     passes: Any = None
     compiler_options: dict[str, Any] = field(default_factory=dict)
+    param_specs: Any = None
     rows: tuple[str | int, ...] | str | int | None = None
     shared: tuple[str | int, ...] | str | int | None = None
     aux: Mapping[str, Any] | str | None = None

@@ -4,7 +4,7 @@ import platform
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from octojax import compat
 from octojax.api.agreement import REMEDY, Stamp, constant_facts, value_facts
 from octojax.api.copies import find_copies, warn_of_copies
 from octojax.api.mesh_faults import explained
 from octojax.api.options import Options
+from octojax.api.param_specs import unit_specs
 from octojax.api.planning import (
     check_recompute,
     choose_schedule,
@@ -160,6 +161,15 @@ class PipelinedLoss:
         check_recompute(self.plan)
         self.layers = layered.graph
         self.staged: StagedLoss = self._cut(layered)
+        traced = self.staged.traced
+        self.unit_specs: tuple[PartitionSpec, ...] = unit_specs(
+            pure.params,
+            pure.state,
+            (traced.params, traced.state),
+            self.staged.units,
+            self.mesh,
+            options.param_specs,
+        )
         self.stages: tuple[tuple[Stage, ...], ...] = self._stages()
         self._check_state()
         wiring = wiring_of(self.stages, len(self.staged.units))
@@ -262,7 +272,16 @@ class PipelinedLoss:
     def _lower(self, plan: LoweredPlan) -> Lowered:
         costs = self.options.profile or estimate(self._layered, TYPICAL)
         seconds = durations(self.plan, costs)
-        return lower(plan, self.stages, fingerprint, self.batch.layouts, seconds)
+        return lower(plan, self.stages, fingerprint, self.batch.layouts, seconds, self._spread)
+
+    @property
+    def _spread(self) -> tuple[PartitionSpec, ...]:
+        """The specs of all units, where a rank has an axis for XLA to spread over."""
+        return self.unit_specs if any(rank.spreads for rank in self.mesh.ranks) else ()
+
+    def home(self, unit: int) -> jax.sharding.Sharding:
+        """Returns where a unit lies on the devices of its owner."""
+        return self.mesh.ranks[self.owners[unit]].sharding(self.unit_specs[unit])
 
     # ------------------------------------------------------------------ engines
 
@@ -329,6 +348,7 @@ class PipelinedLoss:
             "joins": self.whole.joins,
             "terms": self.staged.terms,
             "trainable": self._trainable,
+            "specs": self._spread,
         }
         if not counters.leaves:
             return Model(self.staged.unit_avals, **rest)
@@ -349,12 +369,14 @@ class PipelinedLoss:
         make = transport(self.options.transport, self.timeout_s)
         engine = Engine(lowered, self.mesh, self.batch, self._model, make, self.timeout_s)
         with busy("compiling"):
-            compiled = compile_all(
-                engine.jobs(), self.options.progress, self.options.compiler_options
+            self.compilations += engine.compile(
+                partial(
+                    compile_all,
+                    progress=self.options.progress,
+                    options=self.options.compiler_options,
+                )
             )
             _ = self._coefficients
-            self.compilations += len(compiled)
-            engine.ready(compiled)
         return Runner(engine, self._sources(engine))
 
     @cached_property
@@ -400,8 +422,8 @@ class PipelinedLoss:
         ranks = self.mesh.ranks
         here = self.mesh.local_ranks
         owned = tuple(
-            fresh(unit, ranks[owner].replicated) if owner in here else None
-            for unit, owner in zip(units, self.owners, strict=True)
+            fresh(unit, self.home(number)) if owner in here else None
+            for number, (unit, owner) in enumerate(zip(units, self.owners, strict=True))
         )
         carried = {
             leaf.index: fresh(
@@ -589,8 +611,8 @@ class PipelinedLoss:
     def _zeros(self, unit: int) -> jax.Array:
         if unit not in self._zero_gradients:
             aval = stored(self.staged.unit_avals[unit])
-            where = self.mesh.ranks[self.owners[unit]].replicated
-            self._zero_gradients[unit] = jax.device_put(np.zeros(aval.shape, aval.dtype), where)
+            zeros = np.zeros(aval.shape, aval.dtype)
+            self._zero_gradients[unit] = jax.device_put(zeros, self.home(unit))
         return self._zero_gradients[unit]
 
     @cached_property

@@ -439,7 +439,12 @@ class TrainStep:
         """The optimizer update, spread over the ranks."""
         loss, plan = self.loss, self.update_plan
         here = set(loss.mesh.local_ranks)
-        places = Places(tuple(r.replicated if r.index in here else None for r in loss.mesh.ranks))
+        places = Places(
+            tuple(r.replicated if r.index in here else None for r in loss.mesh.ranks),
+            tuple(loss.home(u) if loss.owners[u] in here else None for u in self._trained)
+            if any(any(spec) for spec in loss.unit_specs)
+            else (),
+        )
         if loss.share is None:
             return Update(plan, places, compiler_options=loss.options.compiler_options)
         if loss.options.compare_values:

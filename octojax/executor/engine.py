@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from octojax import compat
 from octojax.errors import NonFiniteError
@@ -21,6 +22,7 @@ from octojax.executor.run import Bound, RankThreads, Walk, bind, run_rank
 from octojax.executor.stop import Stop
 from octojax.executor.transport import StandIns, Transport
 from octojax.executor.values import Place, Value
+from octojax.executor.waves import compile_in_waves
 from octojax.ir import Cargo, Transfer
 from octojax.jaxprs.dataflow import shape_of
 from octojax.mesh import PipelineMesh, Rank
@@ -28,11 +30,10 @@ from octojax.programs.build import Job
 from octojax.programs.finish import add_terms, join_results, sum_gradients
 from octojax.programs.microbatch import Microbatches
 from octojax.programs.recipe import (
+    WHOLE,
     Layout,
     accumulator_dtype,
     on_devices,
-    on_rank,
-    result_places,
     stored,
     unstored,
 )
@@ -81,28 +82,42 @@ class Engine:
 
     # ------------------------------------------------------------------ compilation
 
-    def jobs(self) -> list[Job]:
-        """Returns everything to compile, in the order `ready` takes it."""
-        return [*self._recipe_jobs(), *chain.from_iterable(map(self._own_jobs, self.ranks))]
+    def compile(self, compile_jobs: Callable[[Sequence[Job]], list[Any]]) -> int:
+        """Compiles everything, and prepares transports and threads; returns the programs' number.
 
-    def _recipe_jobs(self) -> list[Job]:
-        jobs = []
-        for (rank, recipe), name in zip(self.step.recipes, self.step.names, strict=True):
-            if rank in self.mesh.local_ranks:
-                function, arguments = on_rank(recipe, self.lowered.jaxprs, self.mesh.ranks[rank])
-                function.__name__ = "run_" + _identifier(name)
-                where = result_places(recipe, self.lowered.jaxprs, self.mesh.ranks[rank])
-                name = f"{name} on rank {rank}"
-                jobs.append(Job(name, function, arguments, recipe.donated, where))
-        return jobs
+        `compile_jobs` compiles many at once.
+        """
+        local = {
+            k: (self.mesh.ranks[rank], recipe)
+            for k, (rank, recipe) in enumerate(self.step.recipes)
+            if rank in self.mesh.local_ranks
+        }
+        own = list(chain.from_iterable(map(self._own_jobs, self.ranks)))
+        found = compile_in_waves(local, self.step.names, self.lowered.jaxprs, own, compile_jobs)
+        self.programs = [found.programs.get(k) for k in range(len(self.step.recipes))]
+        self.specs = found.specs
+        self._ready(found.others)
+        return found.compilations
 
     def _own_jobs(self, program: RankProgram) -> list[Job]:
         rank = self.mesh.ranks[program.rank]
         finish, inputs, given = self._finish(program)
         return [
             *self._preparations[program.rank].jobs(),
-            Job(f"finish on rank {rank.index}", finish, inputs, given, rank.replicated),
+            Job(
+                f"finish on rank {rank.index}", finish, inputs, given, self._finish_places(program)
+            ),
         ]
+
+    def _finish_places(self, program: RankProgram) -> tuple[jax.sharding.Sharding, ...]:
+        """Where gradients, results of the loss and terms lie at the end of a rank's step."""
+        rank = self.mesh.ranks[program.rank]
+        gradients = (rank.sharding(self._spec(unit)) for unit, _ in self._owned(program))
+        others = len(self._emitted(program)) + len(self._term_emits(program.rank))
+        return (*gradients, *[rank.replicated] * others)
+
+    def _spec(self, unit: int) -> PartitionSpec:
+        return self.model.specs[unit] if self.model.specs else WHOLE
 
     @cached_property
     def _preparations(self) -> dict[int, Preparation]:
@@ -120,7 +135,10 @@ class Engine:
     def _total(self, unit: int, rank: Rank) -> jax.ShapeDtypeStruct:
         aval = self.model.params[unit]
         total = jax.ShapeDtypeStruct(aval.shape, accumulator_dtype(aval.dtype))
-        return on_devices(total, Layout.STACKED, rank)
+        return on_devices(total, Layout.STACKED, rank, self._spec(unit))
+
+    def _param(self, unit: int, rank: Rank) -> jax.ShapeDtypeStruct:
+        return on_devices(stored(self.model.params[unit]), Layout.WHOLE, rank, self._spec(unit))
 
     def _owned(self, program: RankProgram) -> list[tuple[int, tuple[int, ...]]]:
         """The units whose gradient this rank makes, and the slots of their sums."""
@@ -188,7 +206,7 @@ class Engine:
             for _, slots in emitted
             for slot in slots
         ]
-        inputs += [on_devices(stored(self.model.params[u]), Layout.WHOLE, rank) for u in units]
+        inputs += [self._param(u, rank) for u in units]
         given, at = [], 0
         for (_, slots), dtype in zip(owned, dtypes, strict=True):
             if slots and inputs[at].dtype == dtype and not stacked:  # else no result has its form
@@ -225,12 +243,9 @@ class Engine:
                 found.update((x, (program.rank, a)) for x, a in zip(leaves, avals, strict=True))
         return found
 
-    def ready(self, compiled: Sequence[Any]) -> None:
-        """Takes the compiled programs of `jobs`, and prepares transports and threads."""
+    def _ready(self, compiled: Sequence[Any]) -> None:
+        """Takes what `_own_jobs` of all ranks compiled to, and prepares transports and threads."""
         rest = iter(compiled)
-        self.programs: list[Any] = [
-            next(rest) if rank in self.mesh.local_ranks else None for rank, _ in self.step.recipes
-        ]
         finishes = {}
         for rank, preparation in self._preparations.items():
             preparation.ready([next(rest) for _ in preparation.forms])
@@ -251,7 +266,7 @@ class Engine:
         if value.place is Place.TOTAL:
             return self._total(value.index, rank)
         if value.place is Place.PARAM:
-            return on_devices(stored(self.model.params[value.index]), Layout.WHOLE, rank)
+            return self._param(value.index, rank)
         return on_devices(stored(self.lowered.avals[value]), Layout.STACKED, rank)
 
     def _part(self, program: RankProgram, finish: Any) -> "_Part":
@@ -443,7 +458,3 @@ class _Part:
                 raise non_finite(self.lowered, walk, slots, self.rank.data_size) from error
             raise
         return results, [(leaf, slots[slot]) for leaf, slot in self.final], counters
-
-
-def _identifier(name: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in name)

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import PartitionSpec
 
 from octojax.errors import ScheduleError
 from octojax.executor.instructions import Do, Operation, RankProgram, StepProgram
+from octojax.executor.specs import Specs
 from octojax.executor.values import Place, Value
 from octojax.executor.work import Group, check_local, works
 from octojax.ir import Action, Cargo, LoweredPlan, Receive, Send, Transfer
@@ -39,13 +41,15 @@ def lower(
     fingerprint: Callable[[Program], str],
     batch_layouts: Sequence[Layout],
     seconds: Callable[[int, Action], float] | None = None,
+    param_specs: Sequence[PartitionSpec] = (),
 ) -> Lowered:
     """Returns what every rank does in one step of a verified `plan`.
 
     `stages[m][s]` is stage s for microbatch m (microbatches of two sizes have two programs
     each); `fingerprint` tells equal programs; `batch_layouts[leaf]` says how a leaf of the
     microbatch lies on a rank's devices. Where transfers of several ranks share a queue, those
-    that come first if every action takes `seconds(rank, action)` are issued first. Raises
+    that come first if every action takes `seconds(rank, action)` are issued first. `param_specs`
+    say how each parameter unit lies over the further axes of a rank (empty: whole). Raises
     `ScheduleError` for a plan that carries module state or residuals from rank to rank.
     """
     groups = works(plan, stages)
@@ -53,11 +57,12 @@ def lower(
     transfers = plan.transfers
     values = _carried(transfers, groups)
     table = _Programs(fingerprint)
+    specs = Specs(param_specs, groups, table.number)
     recipes: dict[tuple[int, Recipe], int] = {}
     names: list[str] = []
     ranks = []
     for rank, row in enumerate(groups):
-        builder = _RankBuilder(rank, transfers, values, batch_layouts, table, recipes, names)
+        builder = _RankBuilder(rank, transfers, values, batch_layouts, table, specs, recipes, names)
         ranks.append(builder.build(plan, row))
     step = StepProgram(
         ranks=tuple(ranks),
@@ -156,12 +161,13 @@ class _RankBuilder:
         values: Sequence[Sequence[Value]],
         batch_layouts: Sequence[Layout],
         table: _Programs,
+        specs: Specs,
         recipes: dict[tuple[int, Recipe], int],
         names: list[str],
     ) -> None:
         self.rank = rank
         self.batch_layouts = batch_layouts
-        self.table, self.recipes, self.names = table, recipes, names
+        self.table, self.specs, self.recipes, self.names = table, specs, recipes, names
         self.transfers, self.values = transfers, values
         self.numbers = {transfer: number for number, transfer in enumerate(transfers)}
         self.arriving = {
@@ -319,6 +325,8 @@ class _RankBuilder:
             tuple(self._layout(v) for v in inputs),
             tuple(local[v] for v in outputs),
             tuple(i for v, i in inputs.items() if v.place is Place.TOTAL),
+            self.specs.of(inputs),
+            self.specs.of(outputs),
         )
         return recipe, tuple(inputs), outputs
 

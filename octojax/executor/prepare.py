@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from octojax.executor.instructions import RankProgram
 from octojax.executor.values import Value
@@ -41,7 +42,8 @@ class Model:
     `params` are the types of the parameter units. `count(values)` advances the counters of
     module state by one microbatch: it returns new values of the leaves `counters`, from the
     values of the leaves and units `count_reads` names (types: `count_avals`). `joins` say how
-    leaves of what the loss returns join; `terms` are to be added to them once per step.
+    leaves of what the loss returns join; `terms` are to be added to them once per step. `specs` say
+    how parameter units lie over the further axes of a rank (empty: whole).
     """
 
     params: tuple[Any, ...]
@@ -52,6 +54,7 @@ class Model:
     joins: tuple[Join, ...] = ()
     terms: tuple[OwnTerm, ...] = ()
     trainable: frozenset[int] = frozenset()
+    specs: tuple[PartitionSpec, ...] = ()
 
     def advance(self, known: dict[Ref, Any]) -> dict[Ref, Any]:
         """Returns what `count_reads` names, one microbatch later."""

@@ -8,7 +8,7 @@ Two places of a plan with equal recipes share one compiled program per rank.
 """
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from jax.sharding import PartitionSpec
 from octojax import compat
 from octojax.jaxprs.shardings import Axes, evaluate
 from octojax.mesh import DATA_AXIS, Rank
+
+WHOLE = PartitionSpec()
 
 
 class Layout(enum.Enum):
@@ -44,14 +46,32 @@ class Call:
     adds: tuple[int, ...]
 
 
+Spec = PartitionSpec | int
+"""How a value of one data shard lies over the further axes of a rank: as a partition spec says,
+or (a number) as XLA makes it, which is the same for all values of that number."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Calls in order; values 0 to `len(layouts) - 1` are the arguments."""
+    """Calls in order; values 0 to `len(layouts) - 1` are the arguments.
+
+    `specs` are those of the arguments, `output_specs` those of the outputs; empty: all are whole.
+    """
 
     calls: tuple[Call, ...]
     layouts: tuple[Layout, ...]
     outputs: tuple[int, ...]
     donated: tuple[int, ...]
+    specs: tuple[Spec, ...] = ()
+    output_specs: tuple[Spec, ...] = ()
+
+    @property
+    def argument_specs(self) -> tuple[Spec, ...]:
+        return self.specs or (WHOLE,) * len(self.layouts)
+
+    @property
+    def result_specs(self) -> tuple[Spec, ...]:
+        return self.output_specs or (WHOLE,) * len(self.outputs)
 
 
 def is_key(aval: Any) -> bool:
@@ -151,20 +171,28 @@ def unstored(value: Any, aval: Any) -> Any:
 
 
 def on_rank(
-    recipe: Recipe, programs: Sequence[ClosedJaxpr], rank: Rank
+    recipe: Recipe,
+    programs: Sequence[ClosedJaxpr],
+    rank: Rank,
+    known: Mapping[int, PartitionSpec] | None = None,
 ) -> tuple[Callable[..., tuple[Any, ...]], tuple[jax.ShapeDtypeStruct, ...]]:
     """Returns the recipe as a function over the devices of `rank`, and its arguments.
 
+    `known` are the specs that XLA has made of the numbers in `Recipe.specs`.
+
     With a data axis it is a `shard_map`, manual over that axis alone; values that outlive
     the program are stacked, so that nothing is reduced before the end of the step. Over further
-    axes XLA partitions it, as the model's constraints say. Results lie as `rank.along_data`.
+    axes XLA partitions it, as parameters lie and as the model's constraints say. Results lie as
+    `result_places` says.
     """
     axes = Axes(rank.mesh, rank.automatic_axes)
     run, shard = function(recipe, programs, axes), arguments(recipe, programs)
     size, offloaded = rank.data_size, _offloaded(recipe, programs)
     placed = tuple(
-        on_devices(aval, layout, rank, offloaded=k in offloaded)
-        for k, (aval, layout) in enumerate(zip(shard, recipe.layouts, strict=True))
+        on_devices(aval, layout, rank, spec_of(spec, known), offloaded=k in offloaded)
+        for k, (aval, layout, spec) in enumerate(
+            zip(shard, recipe.layouts, recipe.argument_specs, strict=True)
+        )
     )
     if size == 1:
         return run, placed
@@ -190,11 +218,30 @@ def on_rank(
     return mapped, placed
 
 
-def result_places(recipe: Recipe, programs: Sequence[ClosedJaxpr], rank: Rank) -> Any:
-    """Returns where the results of the recipe lie: one sharding for all, or one each."""
+def result_places(
+    recipe: Recipe,
+    programs: Sequence[ClosedJaxpr],
+    rank: Rank,
+    known: Mapping[int, PartitionSpec] | None = None,
+) -> tuple[jax.sharding.Sharding | None, ...]:
+    """Returns where each result of the recipe lies; None: where XLA wants it, until `known`."""
     offloaded = _offloaded(recipe, programs)
-    places = (rank.along_data, on_host(rank.along_data))
-    return tuple(places[v in offloaded] for v in recipe.outputs) if offloaded else places[0]
+    places: list[jax.sharding.Sharding | None] = []
+    for value, spec in zip(recipe.outputs, recipe.result_specs, strict=True):
+        where = rank.stacked(spec_of(spec, known))
+        if value in offloaded:
+            places.append(on_host(where))
+        else:
+            open_ = isinstance(spec, int) and rank.spreads and spec not in (known or {})
+            places.append(None if open_ else where)
+    return tuple(places)
+
+
+def spec_of(spec: Spec, known: Mapping[int, PartitionSpec] | None) -> PartitionSpec:
+    """Returns the spec that a number stands for: whole, where XLA has not said."""
+    if isinstance(spec, PartitionSpec):
+        return spec
+    return (known or {}).get(spec, WHOLE)
 
 
 def _offloaded(recipe: Recipe, programs: Sequence[ClosedJaxpr]) -> set[int]:
@@ -217,15 +264,26 @@ def on_host(where: jax.sharding.Sharding) -> jax.sharding.Sharding:
 
 
 def on_devices(
-    aval: Any, layout: Layout, rank: Rank, *, offloaded: bool = False
+    aval: Any,
+    layout: Layout,
+    rank: Rank,
+    spec: PartitionSpec = WHOLE,
+    *,
+    offloaded: bool = False,
 ) -> jax.ShapeDtypeStruct:
-    """Returns how a value that one data shard sees as `aval` lies on all devices of `rank`, or
-    `offloaded` in the memory of their host."""
+    """Returns how a value that one data shard sees as `aval`, with `spec` over further axes, lies
+    on all devices of `rank`, or `offloaded` in the memory of their host."""
     size, shape = rank.data_size, tuple(aval.shape)
     if size > 1 and layout is Layout.ROWS:
         shape = (shape[0] * size, *shape[1:])
     if size > 1 and layout is Layout.STACKED:
         shape = (size, *shape)
-    where = rank.replicated if layout is Layout.WHOLE else rank.along_data
+    match layout:
+        case Layout.WHOLE:
+            where = rank.sharding(spec)
+        case Layout.ROWS:
+            where = rank.along_data
+        case Layout.STACKED:
+            where = rank.stacked(spec)
     where = on_host(where) if offloaded else where
     return jax.ShapeDtypeStruct(shape, aval.dtype, sharding=where)

@@ -1,0 +1,175 @@
+"""How the parameters of a pipelined loss lie on the devices of their rank.
+
+    P(None, "tensor")     float32[512, 2048] on tensor=4: float32[512, 512] on each device
+
+What the model says (`octojax.frontends.specs`) holds, unless `param_specs` says other.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.tree_util as tree
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from octojax.api.structure import words, words_of
+from octojax.compat import is_key
+from octojax.errors import MeshError
+from octojax.frontends.specs import partition_specs
+from octojax.mesh import DATA_AXIS, PipelineMesh
+from octojax.stages.program import ParamUnit
+from octojax.trace import Leaves, path_name
+
+WHOLE = PartitionSpec()
+
+
+def unit_specs(
+    params: Any,
+    state: Any,
+    leaves: Sequence[Leaves],
+    units: Sequence[ParamUnit],
+    mesh: PipelineMesh,
+    given: Any = None,
+) -> tuple[PartitionSpec, ...]:
+    """Returns the spec of every parameter unit, over the axes of a rank.
+
+    `leaves` are those of `params` and of `state`. `given` is None, a tree of specs whose paths
+    begin those of `params`, or a function of path and shape, which is asked for frozen state, too.
+    None in it, and leaves without an entry, go by what the model says. A unit that is a row of a
+    stacked leaf has the spec of the leaf without its first entry.
+
+    Raises `MeshError` listing every leaf whose spec names the pipeline's or the data axis or one
+    that the mesh lacks, is longer than the shape, or does not divide it.
+    """
+    said = [*partition_specs(params, mesh.mesh), *partition_specs(state, mesh.mesh)]
+    names = [name for part in leaves for name in part.names]
+    avals = [aval for part in leaves for aval in part.avals]
+    asked = _asked(leaves[0], names, avals, given)
+    specs = [a if a is not None else s for a, s in zip(asked, said, strict=True)]
+    rows = {unit.leaf for unit in units if unit.index is not None}
+    read = {unit.leaf for unit in units}
+    faults = [
+        f"{names[k] or 'the parameters'} of shape {list(avals[k].shape)} has {spec}, {fault}"
+        for k, spec in enumerate(specs)
+        if spec is not None and k in read and not is_key(avals[k])
+        for fault in _faults(spec, avals[k].shape, mesh, stacked=k in rows)
+    ]
+    if faults:
+        raise MeshError(
+            f"{len(faults)} partition specs do not fit the mesh with axes "
+            f"{dict(mesh.mesh.shape)}: {'; '.join(faults)}. Change the model's metadata or its "
+            f"rules, or say param_specs= (a tree of specs, or a function of path and shape; P() "
+            f"is whole)"
+        )
+    return tuple(
+        _of_unit(specs[unit.leaf] if unit.leaf < len(specs) else None, unit) for unit in units
+    )
+
+
+def bytes_per_device(spec: PartitionSpec, nbytes: int, mesh: Mesh) -> int:
+    """Returns what each device of a rank keeps of a value of so many bytes."""
+    parts = math.prod(mesh.shape[name] for entry in spec for name in _axes(entry))
+    return nbytes // parts
+
+
+def _of_unit(spec: PartitionSpec | None, unit: ParamUnit) -> PartitionSpec:
+    if spec is None:
+        return WHOLE
+    entries = [entry if _axes(entry) else None for entry in spec]  # UNCONSTRAINED is whole
+    return PartitionSpec(*entries[unit.index is not None :])
+
+
+def _asked(
+    expected: Leaves, names: Sequence[str], avals: Sequence[Any], given: Any
+) -> list[PartitionSpec | None]:
+    """What `param_specs` says of every leaf of parameters and state."""
+    if given is None:
+        return [None] * len(names)
+    if callable(given):
+        asked: Callable[[str, tuple[int, ...]], Any] = given
+        found = [asked(n, tuple(a.shape)) for n, a in zip(names, avals, strict=True)]
+        return [_spec_of(x, name) for x, name in zip(found, names, strict=True)]
+    return [*_by_prefix(given, expected), *[None] * (len(names) - len(expected))]
+
+
+def _by_prefix(given: Any, expected: Leaves) -> list[PartitionSpec | None]:
+    """The spec of the entry whose path begins that of each leaf; None where there is none."""
+    entries = {
+        words(path): _spec_of(value, path_name(path))
+        for path, value in tree.tree_leaves_with_path(given, is_leaf=_is_entry)
+    }
+    paths = words_of(expected.treedef)
+    found = [
+        next((path[:k] for k in range(len(path), -1, -1) if path[:k] in entries), None)
+        for path in paths
+    ]
+    unused = set(entries) - set(found)
+    if unused:
+        known = [".".join(path) for path in paths]
+        listed = ", ".join(_suggested(".".join(path), known) for path in sorted(unused))
+        raise MeshError(
+            f"param_specs has entries that begin the path of no parameter: {listed}. Give a tree "
+            f"like that of the parameters (the containers do not matter), or a function of path "
+            f"and shape"
+        )
+    return [None if key is None else entries[key] for key in found]
+
+
+def _is_entry(value: Any) -> bool:
+    return value is None or isinstance(value, PartitionSpec | NamedSharding)
+
+
+def _suggested(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
+
+
+def _spec_of(value: Any, name: str) -> PartitionSpec | None:
+    if isinstance(value, NamedSharding):
+        return value.spec
+    if value is None or isinstance(value, PartitionSpec):
+        return value
+    raise MeshError(
+        f"param_specs gives {name or 'the parameters'} a value of type {type(value).__name__}, "
+        f"expected a jax.sharding.PartitionSpec such as P(None, 'tensor'), or None for what the "
+        f"model says"
+    )
+
+
+def _faults(
+    spec: PartitionSpec, shape: tuple[int, ...], mesh: PipelineMesh, *, stacked: bool
+) -> list[str]:
+    """What is wrong with a spec, if anything."""
+    sizes = mesh.mesh.shape
+    every = [name for entry in spec for name in _axes(entry)]
+    faults = [_unknown(name, mesh) for name in dict.fromkeys(every) if name not in sizes]
+    if mesh.axis in every:
+        faults.append(
+            f"which names the pipeline's axis {mesh.axis!r}: its ranks keep different stages"
+        )
+    if DATA_AXIS in every:
+        faults.append(f"which names the axis {DATA_AXIS!r}, over which the rows of the batch lie")
+    if len(set(every)) < len(every):
+        faults.append("which names an axis twice")
+    if len(spec) > len(shape):
+        faults.append(f"which has {len(spec)} entries for {len(shape)} dimensions")
+    if stacked and len(spec) and _axes(spec[0]):
+        faults.append("whose dimension 0 is that of the layers, which the stages cut")
+    if faults:
+        return faults
+    for at, (entry, size) in enumerate(zip(spec, shape, strict=False)):
+        parts = math.prod(sizes[name] for name in _axes(entry))
+        if size % parts:
+            faults.append(f"but dimension {at} of {size} is not divided by the {parts} of {entry}")
+    return faults
+
+
+def _unknown(name: str, mesh: PipelineMesh) -> str:
+    return f"but the mesh has no axis {_suggested(name, mesh.mesh.axis_names)}"
+
+
+def _axes(entry: Any) -> tuple[str, ...]:
+    if isinstance(entry, tuple):
+        return entry
+    return (entry,) if isinstance(entry, str) else ()
