@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from octojax.api.step import TrainState as TrainState
     from octojax.api.step import TrainStep as TrainStep
     from octojax.api.step import compile as compile
+    from octojax.diagnosis import Comparison as Comparison
+    from octojax.diagnosis import Explanation as Explanation
+    from octojax.diagnosis import compare as compare
+    from octojax.diagnosis import explain as explain
     from octojax.errors import GradientWarning as GradientWarning
     from octojax.errors import RowsWarning as RowsWarning
     from octojax.frontends import adapt as adapt
@@ -33,6 +37,8 @@ __version__ = "0.1.0"
 share_arena()
 
 _HOMES = {
+    "Comparison": "octojax.diagnosis",
+    "Explanation": "octojax.diagnosis",
     "GradientWarning": "octojax.errors",
     "LayerGraph": "octojax.ir",
     "Options": "octojax.api.options",
@@ -47,7 +53,9 @@ _HOMES = {
     "TrainStep": "octojax.api.step",
     "adapt": "octojax.frontends",
     "boundary": "octojax.layers.boundary",
+    "compare": "octojax.diagnosis",
     "compile": "octojax.api.step",
+    "explain": "octojax.diagnosis",
     "initialize": "octojax.processes",
     "pipeline": "octojax.api.options",
     "value_and_grad": "octojax.api.gradient",

@@ -1,6 +1,7 @@
 """`schedule="auto"`: measure the model's layers on the devices, then search for a plan."""
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from octojax.processes import everyone
 from octojax.profiling.together import measure_together
 from octojax.programs.microbatch import Microbatches
 from octojax.tune import tune
+from octojax.tune.ticker import Ticker
 
 
 def tuned_plan(
@@ -40,11 +42,13 @@ def tuned_plan(
 
 
 def _search(profile: Profile, mesh: PipelineMesh, batch: Microbatches, options: Options) -> Plan:
-    return tune(
-        profile,
-        mesh.num_ranks,
-        batch.count,
-        seconds=options.tune_seconds,
-        seed=options.seed,
-        replicated=False,
-    ).plan
+    with Ticker(options.tune_seconds, None) if options.progress else nullcontext() as ticker:
+        return tune(
+            profile,
+            mesh.num_ranks,
+            batch.count,
+            seconds=options.tune_seconds,
+            seed=options.seed,
+            replicated=False,
+            progress=None if ticker is None else ticker.show,
+        ).plan

@@ -18,6 +18,8 @@ COMMANDS = (
     "simulate",
     "tune",
     "show",
+    "explain",
+    "compare",
     "profile",
     "launch",
     "run",
@@ -37,7 +39,7 @@ def build() -> typer.Typer:
         help="Pipeline parallelism for heterogeneous models in JAX.",
         no_args_is_help=True,
         invoke_without_command=True,
-        add_completion=False,
+        add_completion=True,
         pretty_exceptions_enable=False,
         context_settings=_HELP,
     )
@@ -63,7 +65,7 @@ def _options(
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; mistakes go to standard error with exit code 2."""
     try:
-        code = build()(args=arguments, standalone_mode=False)
+        code = build()(args=arguments, prog_name="octopipe", standalone_mode=False)
     except _UsageError as error:
         error.show()  # type: ignore[attr-defined]
         sys.exit(2)

@@ -11,10 +11,14 @@ from octojax.errors import PlanError
 def command(
     file: Annotated[str, typer.Argument(help="A schedule (CSV), a plan (JSON) or a lowered one.")],
     microbatches: Annotated[
-        int | None, typer.Option(help="How many microbatches must be there.", min=1)
+        int | None,
+        typer.Option(
+            help="How many microbatches must be there; default: as many as there are.", min=1
+        ),
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="A profile (JSON): check a plan's memory against it.")
+        str | None,
+        typer.Option(help="A profile (JSON) to check a plan's memory against; default: none is."),
     ] = None,
     any_profile: AnyProfile = False,
 ) -> None:

@@ -20,14 +20,16 @@ def command(
     file: Annotated[str, typer.Argument(help="A plan (JSON) or a schedule (CSV).")],
     profile: Annotated[
         str | None,
-        typer.Option(help="Layer costs and machine (JSON): what is worth hiding where."),
+        typer.Option(
+            help="Layer costs and machine (JSON): what is worth hiding where; default: units."
+        ),
     ] = None,
     any_profile: AnyProfile = False,
     passes: Annotated[
         str | None,
         typer.Option(
             help="Passes, such as split,recompute(stages=0-3),transfers,reorder(window=64),join. "
-            "Without: transfers,join,reorder,ownership; for a table that has SEND and RECV, "
+            "Default: transfers,join,reorder,ownership; for a table that has SEND and RECV, "
             "join,ownership."
         ),
     ] = None,

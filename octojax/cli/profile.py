@@ -26,7 +26,7 @@ def command(
     ],
     machine: Annotated[
         str | None,
-        typer.Option(help="A described machine (JSON), for the cost model instead of timing."),
+        typer.Option(help="A described machine (JSON), for the cost model; default: timing here."),
     ] = None,
     measure: Annotated[
         bool,
@@ -39,14 +39,18 @@ def command(
         ),
     ] = "adamw",
     min_layers: Annotated[int, typer.Option(help="Cut finer, if need be, for so many.", min=1)] = 1,
-    ranks: Annotated[int | None, typer.Option(help="Noted in the profile.", min=1)] = None,
-    microbatches: Annotated[int | None, typer.Option(help="Noted in the profile.", min=1)] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Noted in the profile; default: not.", min=1)
+    ] = None,
+    microbatches: Annotated[
+        int | None, typer.Option(help="Noted in the profile; default: not.", min=1)
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Medians are of so many rounds.", min=1)] = 5,
     transport: Annotated[str, typer.Option(help="device_put or ppermute.")] = "device_put",
     plan: Annotated[
         str | None,
         typer.Option(
-            help="Time this plan's whole stages instead of layers, and simulate it with them."
+            help="Time this plan's whole stages, and simulate it with them; default: layers."
         ),
     ] = None,
     output: Annotated[

@@ -62,6 +62,16 @@ def read_profile(path: str) -> Profile:
     return Profile.from_json(data, path)
 
 
+def read_json_or_none(path: str) -> object:
+    """Returns what a JSON file holds; None for any other file, which its reader will refuse."""
+    if not path.endswith(".json") or not Path(path).is_file():
+        return None
+    try:
+        return read_json(path)
+    except FormatError:
+        return None
+
+
 def read_timeline(path: str) -> Timeline:
     """Returns the timeline in a JSON file."""
     from octojax.report import load_timeline

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from octojax.cli.children import run_children
+from octojax.cli.panels import write_pictures
 from octojax.cli.read import (
     AnyProfile,
     expect_profile_of,
@@ -36,7 +37,9 @@ def command(
         int | None, typer.Option(min=1, help="Default: the plan's, else 4 a rank.")
     ] = None,
     schedule: Annotated[str, typer.Option(help="A name, a CSV table, or auto.")] = "1f1b",
-    plan: Annotated[str | None, typer.Option(help="A plan (JSON) instead of a schedule.")] = None,
+    plan: Annotated[
+        str | None, typer.Option(help="A plan (JSON) in place of --schedule; default: none.")
+    ] = None,
     steps: Annotated[int, typer.Option(help="Steps to time, after two that warm up.", min=1)] = 5,
     optimizer: Annotated[str, typer.Option(help="Name in optax.")] = "adamw",
     record: Annotated[
@@ -55,6 +58,10 @@ def command(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the measured timeline (JSON) here.")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write a page: the measured timeline above the simulated one."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Train MODULE:NAME for a few steps in N processes; --record compares with the simulator."""
@@ -65,7 +72,7 @@ def command(
             f"{target!r} is a script: start it with `octopipe launch -n {processes} {target}`; "
             f"`octopipe run` takes MODULE:NAME, such as my_package.models:tiny"
         )
-    expect_writable(output)
+    expect_writable(output, html)
     if profile is not None:
         costs = read_profile(profile)
         if plan is not None:
@@ -88,7 +95,7 @@ def command(
             "plan": plan,
             "steps": steps,
             "optimizer": optimizer,
-            "record": record or output is not None,
+            "record": record or output is not None or html is not None,
             "profile": profile,
             "factor": factor,
         }
@@ -107,6 +114,10 @@ def command(
         }
     if output is not None:
         save_timeline(found["measured"], output)
+    if html is not None:
+        from octojax.report import Panel
+
+        write_pictures([Panel(name, timeline) for name, timeline in found.items()], html)
     typer.echo(json.dumps(answer, indent=1) if as_json else _text(answer, found))
 
 

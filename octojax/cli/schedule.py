@@ -6,18 +6,25 @@ from typing import Annotated
 import typer
 
 from octojax.cli.read import expect_writable
+from octojax.cli.sources import schedule_names
 from octojax.schedules import generate
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="A name that `octopipe schedules` lists.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="A name that `octopipe schedules` lists.", autocompletion=schedule_names
+        ),
+    ],
     ranks: Annotated[int, typer.Option(help="Ranks of the pipeline.", min=1)],
     microbatches: Annotated[int, typer.Option(help="Microbatches of a step.", min=1)],
     chunks: Annotated[
-        int | None, typer.Option(help="Stages per rank; the schedule's own if left out.", min=1)
+        int | None, typer.Option(help="Stages per rank; default: the schedule's own.", min=1)
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(help="key=value, an option of the schedule; repeatable.")
+        list[str] | None,
+        typer.Option(help="key=value, repeatable; default: those that `octopipe schedules` lists."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write here, not to standard output.")

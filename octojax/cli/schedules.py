@@ -22,7 +22,8 @@ def command(
         typer.Option(help="With --compare: numbers of microbatches; default: 8,16,32,64."),
     ] = None,
     names: Annotated[
-        str | None, typer.Option(help="With --compare: only these, such as gpipe,1f1b.")
+        str | None,
+        typer.Option(help="With --compare: only these, such as gpipe,1f1b; default: all."),
     ] = None,
 ) -> None:
     """List every named schedule, or compare their bubbles and peaks by simulation."""

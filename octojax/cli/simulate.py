@@ -14,14 +14,20 @@ def command(
     file: Annotated[str, typer.Argument(help="A schedule (CSV), a plan (JSON) or a lowered one.")],
     costs: Annotated[
         str | None,
-        typer.Option(help="F,I,W[,B]: costs of every stage; B is I + W if left out."),
+        typer.Option(
+            help="F,I,W[,B]: costs of every stage, B being I + W if left out; default: 1,1,1,2."
+        ),
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="A profile (JSON) with layer costs and the machine.")
+        str | None,
+        typer.Option(help="A profile (JSON) with layer costs and the machine; default: --costs."),
     ] = None,
     any_profile: AnyProfile = False,
     latency: Annotated[
-        float | None, typer.Option(help="Seconds of latency of every transfer.", min=0.0)
+        float | None,
+        typer.Option(
+            help="Seconds of latency of every transfer; default: the profile's, or 0.", min=0.0
+        ),
     ] = None,
     blocking: Annotated[
         bool, typer.Option("--blocking", help="Transfers occupy both ranks (rendezvous).")

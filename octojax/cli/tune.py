@@ -3,11 +3,17 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from octojax.cli.panels import write_pictures
 from octojax.cli.read import expect_writable, read_profile
+from octojax.ir import Profile
+
+if TYPE_CHECKING:
+    from octojax.report import Panel
+    from octojax.tune import TuneResult
 
 GIB = 2**30
 
@@ -24,19 +30,28 @@ def command(
         str | None,
         typer.Option(
             "--offer-microbatches",
-            help="Numbers such as 4,8,16 to choose from for the same global batch.",
+            help="Numbers such as 4,8,16 to choose from, for one global batch; default: no choice.",
         ),
     ] = None,
     capacity_gib: Annotated[
-        float | None, typer.Option(help="Memory of every rank, in GiB.")
+        float | None, typer.Option(help="Memory of every rank, in GiB; default: the profile's.")
     ] = None,
     host_cost: Annotated[
-        float | None, typer.Option(help="Seconds that a transfer costs each of its ranks.")
+        float | None,
+        typer.Option(
+            help="Seconds that a transfer costs each of its ranks; default: the profile's."
+        ),
     ] = None,
-    seconds: Annotated[float | None, typer.Option(help="Stop after so many seconds.")] = None,
-    iterations: Annotated[int | None, typer.Option(help="Stop after so many iterations.")] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="Stop after so many seconds; default: 20 if nothing else stops it."),
+    ] = None,
+    iterations: Annotated[
+        int | None, typer.Option(help="Stop after so many iterations; default: any number.")
+    ] = None,
     target_gap: Annotated[
-        float | None, typer.Option(help="Stop when within this share of the lower bound.")
+        float | None,
+        typer.Option(help="Stop when within this share of the lower bound; default: 0."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Same seed and iterations: same plan.", min=0)] = 0,
     method: Annotated[
@@ -51,6 +66,10 @@ def command(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the plan (JSON) here.")
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write a page: the plan above 1F1B on the uniform partition."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Find partition, placement and schedule together; print the plan's account."""
@@ -59,7 +78,7 @@ def command(
 
     if offer is not None and microbatches is not None:
         raise ValueError("give either --microbatches or --offer-microbatches, not both")
-    expect_writable(output)
+    expect_writable(output, html)
     given = read_profile(profile)
     if host_cost is not None:
         given = given.on(replace(given.machine, host_cost_s=host_cost))
@@ -82,12 +101,31 @@ def command(
         )
     if output is not None:
         result.plan.save(output)
+    if html is not None:
+        write_pictures(_panels(result, given), html)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=1))
         return
     typer.echo(str(result))
     if output is not None:
         typer.echo(f"plan written to {output}")
+
+
+def _panels(result: "TuneResult", profile: Profile) -> "list[Panel]":
+    """The plan with its bound, and what it is most often compared with."""
+    from octojax.diagnosis import compare
+    from octojax.schedules import generate
+    from octojax.tune.batch import with_microbatches
+    from octojax.tune.tuner import without_overlap
+
+    plan, offered = result.plan, [profile]
+    if profile.microbatches:
+        offered.append(with_microbatches(profile, plan.num_microbatches))
+    offered += [without_overlap(p) for p in offered]
+    print_of = plan.prediction.fingerprint if plan.prediction else ""
+    costs = next((p for p in offered if p.fingerprint == print_of), profile)
+    table = generate("1f1b", plan.num_ranks, plan.num_microbatches)
+    return compare({plan.name or "tuned": plan, "1f1b": table}, costs).panels()
 
 
 def read_numbers(text: str) -> tuple[int, ...]:

@@ -1,6 +1,8 @@
-"""Compiles many programs ahead, in parallel, with a progress bar."""
+"""Compiles many programs ahead, in parallel, with a progress bar, or lines where none can be."""
 
 import os
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -50,11 +52,28 @@ def _lower(job: Job) -> Any:
     return jax.jit(job.function, **options).lower(*job.arguments)
 
 
+EVERY_S = 10.0
+"""Between two lines where there is no terminal to draw a bar in."""
+
+
 class _bar:
-    """A progress bar that shows only in a terminal; entering it gives the advance function."""
+    """A progress bar in a terminal, elsewhere a line every ten seconds; entering it gives the
+    advance function.
+    """
 
     def __init__(self, total: int, shown: bool) -> None:
         self.total, self.shown = total, shown
+        self.count, self.begun_s = 0, time.monotonic()
+        self.next_s = self.begun_s + EVERY_S
+
+    def line(self, name: str) -> None:
+        """Says how far the compilation is, unless it said so just now."""
+        self.count += 1
+        now = time.monotonic()
+        if now >= self.next_s and self.count < self.total:
+            self.next_s = now + EVERY_S
+            text = f"compiling: {self.count} of {self.total} programs in {now - self.begun_s:.0f} s"
+            print(f"{text} ({name})", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Callable[[str], None]:
         if not self.shown or not self.total:
@@ -64,6 +83,9 @@ class _bar:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
         console = Console(stderr=True)
+        if not console.is_terminal:
+            self.progress = None
+            return self.line
         self.progress = Progress(
             "compiling",
             BarColumn(),
@@ -72,7 +94,6 @@ class _bar:
             "{task.description}",
             console=console,
             transient=True,
-            disable=not console.is_terminal,
         )
         task = self.progress.add_task("", total=self.total)
         self.progress.start()

@@ -36,8 +36,13 @@ BUBBLE = "."
 MIN_WIDTH, MAX_RANKS_IN_TABLE = 20, 64
 
 
-def render(panels: list[Panel], width: int | None = None, colour: bool | None = None) -> str:
-    """Returns the picture and the accounts of its panels as lines of text.
+def render(
+    panels: list[Panel],
+    width: int | None = None,
+    colour: bool | None = None,
+    accounts: bool = True,
+) -> str:
+    """Returns the picture and, if `accounts`, those of its panels' ranks as lines of text.
 
     `width` defaults to the terminal's. `colour` True writes ANSI colours, False marks actions
     by letters alone; None colours a terminal and leaves a file plain.
@@ -53,7 +58,7 @@ def render(panels: list[Panel], width: int | None = None, colour: bool | None = 
         no_color=not colours,
         highlight=False,
     )
-    console.print(picture(panels, width, colours))
+    console.print(picture(panels, width, colours, accounts))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
@@ -63,7 +68,9 @@ def _coloured_terminal() -> bool:
     return sys.stdout.isatty() and not plain
 
 
-def picture(panels: list[Panel], width: int, colour: bool = True) -> RenderableType:
+def picture(
+    panels: list[Panel], width: int, colour: bool = True, accounts: bool = True
+) -> RenderableType:
     """Returns what `render` prints, for use inside other rich output."""
     end_s = extent_s(panels)
     parts: list[RenderableType] = []
@@ -73,8 +80,9 @@ def picture(panels: list[Panel], width: int, colour: bool = True) -> RenderableT
     dense = any(
         0 < span.end_s - span.start_s < end_s / width for p in panels for span in p.timeline.actions
     )
-    parts += [_legend(kinds(panels), colour, dense), Text()]
-    parts += [_account(panel) for panel in panels]
+    parts.append(_legend(kinds(panels), colour, dense))
+    if accounts:
+        parts += [Text(), *(_account(panel) for panel in panels)]
     return Group(*parts)
 
 

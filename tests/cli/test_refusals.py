@@ -1,10 +1,14 @@
 """What commands refuse before any work: one line on standard error, exit code 2, no traceback."""
 
+import json
+
 import pytest
+import typer
 
 import octojax
-from octojax.cli import COMMANDS, main
+from octojax.cli import COMMANDS, build, main
 from octojax.ir import LayerCost, Partition, Placement, Plan, Prediction, Profile, Schedule
+from octojax.passes import lowered
 
 FILES = {
     "hello.json": '{"hello": 1}',
@@ -25,6 +29,7 @@ def octopipe(capsys, tmp_path, monkeypatch):
         (tmp_path / name).write_text(text, encoding="utf-8")
     tuned = Prediction("q", Profile("q", (LayerCost("y", 1.0, 1.0, 1.0),) * 3).fingerprint, 1.0)
     Plan(Partition((1, 2)), Placement.sequential(2), schedule, prediction=tuned).save("tuned.json")
+    (tmp_path / "lowered.json").write_text(json.dumps(lowered(schedule).to_json()))
     for layers in (2, 3):
         Profile("p", (LayerCost("x", 1.0, 1.0, 1.0),) * layers).save(f"profile{layers}.json")
 
@@ -83,6 +88,25 @@ def octopipe(capsys, tmp_path, monkeypatch):
         ("tune profile2.json -o none/x.json", "there is no folder none"),
         ("tune plan.json", "plan.json is a plan, and lacks its list of 'layers'"),
         ("simulat table.csv", "No such command 'simulat'"),
+        ("show table.csv table.csv --json t.json", "--json writes one timeline, and 2 are drawn"),
+        ("show 1f1b", "1f1b: how many ranks and microbatches? Give --ranks and --microbatches"),
+        ("show 1f1b:chunks=x table.csv", "1f1b:chunks=x: chunks=x, expected a whole number"),
+        ("show 1f1b:chunks table.csv", "1f1b:chunks: 'chunks' is no option. A name may have"),
+        ("compare 1fb1 table.csv", "or the name of a schedule; did you mean the schedule 1f1b?"),
+        ("compare none.csv", "none.csv does not exist; expected a file"),
+        ("compare tuned.json --profile profile3.json", "is of another model"),
+        (
+            "compare table.csv lowered.json",
+            "is a lowered plan or a timeline; expected plans",
+        ),
+        ("explain tuned.json --profile profile3.json", "is of another model"),
+        ("explain plan.json --profile profile3.json", "[1 1] has 2 layers, the profile 3"),
+        ("explain lowered.json", "lowered.json is a lowered plan; expected the plan or schedule"),
+        ("explain timeline.json", "timeline.json is a timeline; expected the plan or schedule"),
+        ("explain profile2.json", "profile2.json is a profile; expected a plan"),
+        ("explain table.csv --seconds -1", "--seconds"),
+        ("tune profile2.json --html none/x.html", "there is no folder none"),
+        ("run json:loads --html none/x.html", "there is no folder none"),
     ],
 )
 def test_refusals(octopipe, arguments, message):
@@ -131,3 +155,33 @@ def test_a_large_page_says_what_it_leaves_out(octopipe, monkeypatch):
     code, _, err = octopipe("show", "table.csv", "--html", "x.html")
     assert code == 0
     assert "x.html: 4 actions are more than a page holds one by one (3)" in " ".join(err.split())
+
+
+def test_every_option_says_what_holds_without_it():
+    """A default in its help; but for flags, and files that are written only if named."""
+    written = {"--output", "--html", "--svg", "--trace", "--csv", "--json", "--dump"}
+    group = typer.main.get_command(build())
+    silent = [
+        f"{name} {option.opts[0]}"
+        for name, command in group.commands.items()
+        for option in command.params
+        if option.param_type_name == "option"
+        and not (option.required or option.is_flag or option.default is not None)
+        and not {*option.opts} & written
+        and "default" not in option.help.lower()
+    ]
+    assert silent == []
+
+
+def test_the_shell_completes_commands_options_and_schedules(octopipe, monkeypatch, capsys):
+    for words, expected in (
+        ("octopipe ex", {"explain"}),
+        ("octopipe explain --pro", {"--profile"}),
+        ("octopipe schedule zb-h", {"zb-h1", "zb-h2"}),
+        ("octopipe compare zb-h1 zb-h", {"zb-h1", "zb-h2"}),
+    ):
+        monkeypatch.setenv("_OCTOPIPE_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        code, out, _ = octopipe()
+        assert (code, set(out.split())) == (0, expected)

@@ -1,0 +1,182 @@
+"""An explanation in words and numbers."""
+
+from octojax.diagnosis.changes import Change
+from octojax.diagnosis.explanation import Explanation
+from octojax.report.panel import nbytes, seconds
+
+MOST_RANKS, MOST_BINDING, MOST_CHANGES = 16, 4, 12
+LEAST = 5e-4
+"""Share of the step below which a saving is not worth a line of its own."""
+_PER_SORT = {"layer": 2, "kind": 2, "rank": 2}
+_ALL_OF = {
+    "layer": "any other layer 10% quicker",
+    "kind": "the layers of any kind 10% quicker",
+    "rank": "any rank 10% quicker",
+}
+
+
+def words(found: Explanation) -> str:
+    """Returns the explanation as lines of text."""
+    return "\n".join(
+        [
+            *_heading(found),
+            "",
+            *_losses(found),
+            "",
+            *_ranks(found),
+            "",
+            *_chain(found),
+            "",
+            *_bound(found),
+            "",
+            *_changes(found),
+        ]
+    )
+
+
+def _time(found: Explanation, value: float) -> str:
+    return seconds(value) if found.unit == "s" else f"{value:.4g}"
+
+
+def _share(found: Explanation, value: float) -> str:
+    return f"{value / (found.makespan_s or 1.0):.1%}"
+
+
+def _heading(found: Explanation) -> list[str]:
+    plan = found.plan
+    unit = "" if found.unit == "s" else " units"
+    return [
+        f"{found.name}, simulated with {found.source}: "
+        f"{_time(found, found.makespan_s)}{unit} a step",
+        f"{plan.num_ranks} ranks, {plan.num_stages} stages, {plan.num_microbatches} microbatches",
+    ]
+
+
+def _losses(found: Explanation) -> list[str]:
+    rows = [
+        (x.name, _time(found, x.seconds), _share(found, x.seconds), x.where) for x in found.losses
+    ]
+    return [
+        "Where the step goes (as the busiest rank has it; the parts add up)",
+        *(f"  {name:<24}{time:>10} {share:>7}  {where}" for name, time, share, where in rows),
+    ]
+
+
+def _ranks(found: Explanation) -> list[str]:
+    names = ("rank", "busy", "fill", "drain", "computation", "transfers", "less work", "memory")
+    rows: list[tuple[str, ...]] = [names]
+    for a in found.ranks[:MOST_RANKS]:
+        capacity = found.profile.machine.capacity(a.rank)
+        room = f" of {nbytes(capacity)}" if capacity < float("inf") else ""
+        times = (a.busy_s, a.fill_s, a.drain_s, a.computation_wait_s, a.transfer_wait_s)
+        rows.append(
+            (
+                str(a.rank),
+                *(_time(found, t) for t in (*times, a.imbalance_s)),
+                f"{nbytes(a.peak_bytes)}{room}" if a.peak_bytes else "-",
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(names))]
+    lines = ["  ".join(x.rjust(w) for x, w in zip(row, widths, strict=True)) for row in rows]
+    left = len(found.ranks) - MOST_RANKS
+    return [
+        "Rank by rank (busy, then what it waits for; less work: than the busiest rank)",
+        *(f"  {x}" for x in lines),
+        *([f"  and {left} more"] if left > 0 else []),
+    ]
+
+
+def _chain(found: Explanation) -> list[str]:
+    moved = sum(x.seconds for x in found.chain_links)
+    lines = [
+        f"What binds: the longest chain of actions, {_share(found, found.makespan_s - moved)} "
+        f"computation and {_share(found, moved)} transfers"
+    ]
+    for what, entries in (
+        ("ranks", found.chain_ranks),
+        ("stages", found.chain_stages),
+        ("links", found.chain_links),
+    ):
+        shown = [
+            f"{x.what} {_share(found, x.seconds)}" for x in entries[:MOST_BINDING] if x.seconds > 0
+        ]
+        left = sum(x.seconds > 0 for x in entries) - len(shown)
+        more = f"; {left} more" if left > 0 else ""
+        if shown:
+            lines.append(f"  {what:<7}{'; '.join(shown)}{more}")
+    for wait in found.waits[:MOST_BINDING]:
+        how = "to compute" if wait.cause == "computation" else "for transfers"
+        if wait.cause == "host" or wait.seconds <= LEAST * found.makespan_s:
+            continue
+        lines.append(
+            f"  rank {wait.rank} waits {_time(found, wait.seconds)} for rank {wait.peer} {how}, "
+            f"the longest for {wait.on}"
+        )
+    return lines
+
+
+def _bound(found: Explanation) -> list[str]:
+    if found.bound is None:
+        return ["No lower bound: it needs a profile of the layers, each of which costs something"]
+    bound = found.bound
+    left = found.makespan_s - bound.seconds
+    room = (
+        f"this one takes {bound.gap:.2%} longer, so another plan can save at most "
+        f"{_time(found, left)}; more needs other layers or another machine"
+        if bound.gap > 1e-6
+        else "this one takes no longer: a shorter step needs other layers or another machine"
+    )
+    return [
+        f"The bound: no plan of these layers on {found.plan.num_ranks} ranks takes less than "
+        f"{_time(found, bound.seconds)} ({bound.binding})",
+        f"  {room}",
+    ]
+
+
+def _changes(found: Explanation) -> list[str]:
+    heaviest = max(range(found.profile.num_layers), key=lambda i: found.profile.layers[i].compute_s)
+    worth, without = selected(found.changes, heaviest)
+    lines = ["What would save time (each simulated; figures are differences of two simulations)"]
+    for change in worth:
+        lines.append(
+            f"  {_time(found, change.saved_s):>10} {change.saved_share:>6.1%}  "
+            f"{change.what}{_method(change)}"
+        )
+    if not worth:
+        lines.append("  nothing of what was tried")
+    lines += [f"  nothing saved by {what}" for what in without]
+    if not found.searched_s:
+        lines.append("  one more rank, and other plans: with --seconds, which searches for them")
+    return lines
+
+
+def _method(change: Change) -> str:
+    if change.method == "same plan" or change.sort == "order":
+        return ""
+    most = ""
+    if change.bound_s is not None:
+        most = f"; the best plan saves at most {1 - change.bound_s / change.base_s:.1%}"
+    return f" [{change.method}{most}]"
+
+
+def selected(changes: tuple[Change, ...], heaviest: int) -> tuple[list[Change], list[str]]:
+    """Returns the changes worth a line, few of each sort, and in words those that save nothing.
+
+    The heaviest layer is named in any case.
+    """
+    worth: list[Change] = []
+    counts: dict[str, int] = {}
+    useless: list[str] = []
+    for change in changes:
+        always = change.sort == "layer" and dict(change.edit)["layers"] == [heaviest]
+        rare = change.sort not in _PER_SORT
+        room = counts.get(change.sort, 0) < _PER_SORT.get(change.sort, 0)
+        if change.saved_share < LEAST:
+            useless += [change.what] if always or rare else []
+        elif always or (len(worth) < MOST_CHANGES and (rare or room)):
+            counts[change.sort] = counts.get(change.sort, 0) + (not always)
+            worth.append(change)
+    for sort, what in _ALL_OF.items():
+        if not counts.get(sort) and any(c.sort == sort for c in changes):
+            useless.append(what)
+    return worth, useless
