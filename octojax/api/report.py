@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 
 from octojax import compat
+from octojax.api.param_specs import bytes_per_device
 from octojax.layers.cut import StagedLoss
+from octojax.programs.collectives import Collective, collectives_of
 from octojax.stages.program import Program, Role, Stage
 
 
@@ -25,11 +27,28 @@ class StageReport:
 
 
 @dataclass(frozen=True)
+class ProgramReport:
+    """The collectives inside a rank that XLA has put into one program: the actions that it runs
+    (of the first microbatches), or what ends the step."""
+
+    rank: int
+    name: str
+    collectives: tuple[Collective, ...]
+
+    def count(self, kind: str, *axes: str) -> int:
+        """Returns the number of operations of a kind over exactly these axes."""
+        return sum(c.count for c in self.collectives if (c.kind, c.axes) == (kind, axes))
+
+    def __str__(self) -> str:
+        return f"{self.name} on rank {self.rank}: {', '.join(map(str, self.collectives)) or 'none'}"
+
+
+@dataclass(frozen=True)
 class StepReport:
     """`compilations` counts XLA programs; `programs` the distinct stage programs behind them.
 
-    `param_bytes` are what each rank holds of parameters, copies included, and `model_bytes`
-    those of the model.
+    `param_bytes` are what each rank holds of parameters, copies included, `device_bytes` what each
+    of its devices does, and `model_bytes` those of the model.
     """
 
     compilations: int
@@ -39,6 +58,8 @@ class StepReport:
     stages: tuple[StageReport, ...]
     param_bytes: tuple[int, ...]  # per rank
     model_bytes: int
+    device_bytes: tuple[int, ...] = ()  # per rank
+    collectives: tuple[ProgramReport, ...] = ()
 
     def __str__(self) -> str:
         rows = [
@@ -62,6 +83,10 @@ class StepReport:
         ]
         held = ", ".join(f"{size / 1024:.1f}K" for size in self.param_bytes)
         rows.append(f"parameters by rank: {held}; of the model: {self.model_bytes / 1024:.1f}K")
+        if self.device_bytes != self.param_bytes:
+            held = ", ".join(f"{size / 1024:.1f}K" for size in self.device_bytes)
+            rows.append(f"parameters on each device of a rank: {held}")
+        rows += map(str, self.collectives)
         return "\n".join(rows)
 
 
@@ -81,6 +106,25 @@ def report(loss: Any, further_compilations: int = 0) -> StepReport:
             for r in step.ranks
         ),
         model_bytes=sum(sizes),
+        device_bytes=tuple(_device_bytes(loss, sizes, r.rank) for r in step.ranks),
+        collectives=_collectives(loss),
+    )
+
+
+def _device_bytes(loss: Any, sizes: tuple[int, ...], rank: int) -> int:
+    """What each device of a rank keeps of the parameters."""
+    every = zip(loss.unit_specs, sizes, loss.lowered.step.holders, strict=True)
+    mesh = loss.mesh.ranks[rank].mesh
+    return sum(bytes_per_device(spec, size, mesh) for spec, size, ranks in every if rank in ranks)
+
+
+def _collectives(loss: Any) -> tuple[ProgramReport, ...]:
+    """The collectives of every program of this process's ranks that have several devices."""
+    ranks = {r: loss.mesh.ranks[r] for r in loss.mesh.local_ranks}
+    return tuple(
+        ProgramReport(rank, name, collectives_of(program, ranks[rank].mesh))
+        for rank, name, program in loss.trainer.engine.named_programs
+        if len(ranks[rank].devices) > 1
     )
 
 

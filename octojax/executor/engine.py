@@ -99,6 +99,21 @@ class Engine:
         self._ready(found.others)
         return found.compilations
 
+    @property
+    def named_programs(self) -> list[tuple[int, str, Any]]:
+        """Rank, name and compiled form of every stage program here, and of what ends a step."""
+        stages = [
+            (rank, name, program)
+            for (rank, _), name, program in zip(
+                self.step.recipes, self.step.names, self.programs, strict=True
+            )
+            if program is not None
+        ]
+        return [
+            *stages,
+            *((part.rank.index, "the end of a step", part.finish) for part in self.parts),
+        ]
+
     def _own_jobs(self, program: RankProgram) -> list[Job]:
         rank = self.mesh.ranks[program.rank]
         finish, inputs, given = self._finish(program)
