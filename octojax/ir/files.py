@@ -28,4 +28,21 @@ def read_json(path: str | Path) -> Any:
     except RecursionError:
         raise FormatError(f"{path}: not JSON that we can read: nested too deeply") from None
     except ValueError as error:  # broken JSON, or a number of thousands of digits
+        if not text.strip():
+            raise FormatError(f"{path} is empty; expected a JSON file") from None
+        if getattr(error, "pos", 0) >= len(text.rstrip()) or "Unterminated" in str(error):
+            raise FormatError(
+                f"{path} ends in the middle (line {text.count(chr(10)) + 1}): writing or copying "
+                f"it was cut short; make it again"
+            ) from None
         raise FormatError(f"{path}: not JSON: {error}") from None
+
+
+def other_version(name: str, kind: str, version: Any, newest: int) -> str:
+    """Returns what to say of a file in a version that this octojax does not read."""
+    if type(version) is int and version > newest:
+        return (
+            f"{name}: {kind} of version {version}, written by a newer octojax; this one reads "
+            f"version {newest}: upgrade it with `python -m pip install --upgrade octojax`"
+        )
+    return f"{name}: {kind} version {version!r}, this octojax reads {newest}"

@@ -19,7 +19,7 @@ from typing import Any
 from octojax.errors import FormatError, PlanError
 from octojax.ir.action import Action, Kind, Overlap
 from octojax.ir.cells import IDLE, busy_part, instruction_of, rows_of
-from octojax.ir.files import read_json, read_text
+from octojax.ir.files import other_version, read_json, read_text
 from octojax.ir.instruction import Instruction, Rows, Run, Send
 from octojax.ir.lowering import Crossings, Needs, without_transfers
 from octojax.ir.partition import Partition
@@ -273,7 +273,7 @@ class LoweredPlan:
         """Returns the lowered plan in parsed JSON. Raises `FormatError` naming the field."""
         if not isinstance(data, dict) or data.get("lowered") != VERSION:
             found = data.get("lowered") if isinstance(data, dict) else type(data).__name__
-            raise FormatError(f"{name}: lowered plan version {found!r}, expected {VERSION}")
+            raise FormatError(other_version(name, "lowered plan", found, VERSION))
         lines = data.get("ranks")
         if not isinstance(lines, list) or not all(isinstance(x, str) for x in lines):
             raise FormatError(f"{name}: 'ranks' must be a list of text, one line per rank")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from octojax.errors import FormatError, PlanError
-from octojax.ir.files import read_json
+from octojax.ir.files import other_version, read_json
 from octojax.ir.partition import Partition
 from octojax.ir.placement import Placement
 from octojax.ir.prediction import Prediction
@@ -150,9 +150,7 @@ class Plan:
         if not isinstance(data, dict):
             raise FormatError(f"{name}: a plan is a JSON object, found {type(data).__name__}")
         if data.get("version") != VERSION:
-            raise FormatError(
-                f"{name}: plan version {data.get('version')!r}, this octojax reads {VERSION}"
-            )
+            raise FormatError(other_version(name, "plan", data.get("version"), VERSION))
         missing = [k for k in ("partition", "placement", "schedule") if k not in data]
         if missing:
             raise FormatError(f"{name}: plan lacks {', '.join(missing)}")

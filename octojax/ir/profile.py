@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from octojax.errors import FormatError, ProfileError
-from octojax.ir.files import read_json
+from octojax.ir.files import other_version, read_json
 from octojax.ir.shown import count, duration, line, picture, short
 
 VERSION = 1
@@ -264,9 +264,7 @@ class Profile:
         if not isinstance(data, dict):
             raise FormatError(f"{name}: a profile is a JSON object, found {type(data).__name__}")
         if data.get("version", VERSION) != VERSION:
-            raise FormatError(
-                f"{name}: profile version {data['version']!r}, this octojax reads {VERSION}"
-            )
+            raise FormatError(other_version(name, "profile", data["version"], VERSION))
         if not isinstance(data.get("layers"), list):
             raise FormatError(f"{name}: profile lacks its list of 'layers'")
         layers = tuple(_layer(x, f"{name}: layer {i}") for i, x in enumerate(data["layers"]))

@@ -19,7 +19,7 @@ from octojax.ir import (
     TransferSpan,
     parse_item,
 )
-from octojax.ir.files import read_json
+from octojax.ir.files import other_version, read_json
 from octojax.report.panel import Panel
 
 VERSION = 1
@@ -53,9 +53,7 @@ def from_json(data: Any, name: str = "timeline") -> Timeline:
             f"{name}: not a timeline: expected a JSON object with makespan_s, ranks and actions"
         )
     if data.get("version") != VERSION:
-        raise FormatError(
-            f"{name}: timeline version {data.get('version')!r}, this octojax reads {VERSION}"
-        )
+        raise FormatError(other_version(name, "timeline", data.get("version"), VERSION))
     try:
         timeline = Timeline(
             makespan_s=_seconds(data["makespan_s"]),

@@ -235,7 +235,8 @@ def _legend(found: list[str], colour: bool, dense: bool) -> Text:
 
 def _account(panel: Panel) -> Table:
     """The table under the picture: where each rank's time went, what it held."""
-    table = Table(title=panel.title, title_justify="left", title_style="bold", box=None)
+    title = Text(panel.title)  # names may look like markup
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
     for name in ("rank", "busy", "bubble", "", "at ends", "between", "peak microbatches", "peak"):
         table.add_column(name, justify="right")
     rows = account(panel)

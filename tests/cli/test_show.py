@@ -140,7 +140,7 @@ def test_a_measured_timeline_stands_under_the_simulated_one(files, capsys):
         (["plan.json", "--profile", "plan.json"], "lacks its list of 'layers'"),
         (["table.csv", "--measured", "plan.json"], "not a timeline"),
         (["table.csv", "--svg", "x", "--html", "x"], "two of the files to write"),
-        (["broken.json"], "not JSON"),
+        (["broken.json"], "broken.json ends in the middle (line 1)"),
         (["table.csv", "--measured", "none.json"], "none.json does not exist"),
         (["table.csv", "--measured", "."], ". is a folder"),
         (["table.csv", "--bound", "nan"], "--bound nan: expected a number of seconds > 0"),

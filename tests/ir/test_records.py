@@ -187,7 +187,8 @@ GOOD = {"version": 1, "partition": [1], "placement": [[0]], "schedule": ["0F0 0B
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 9}, "plan version 9, this octojax reads 1"),
+        ({"version": 9}, "plan of version 9, written by a newer octojax; .*: upgrade it with"),
+        ({"version": "x"}, "plan version 'x', this octojax reads 1"),
         ({"partition": "1"}, "'partition' must be a list of layers per stage"),
         ({"partition": [1.5]}, "'partition' must be"),
         ({"placement": [0]}, "'placement' must be a list of lists of ranks"),
@@ -272,7 +273,11 @@ LAYER = {"kind": "a", "forward_s": 1, "input_grad_s": 1, "weight_grad_s": 1}
         ({"layers": [LAYER], "stages_of": [2, 1]}, ProfileError, "each of its 1 stages"),
         ({"layers": [LAYER], "stages_of": [0]}, ProfileError, "whole numbers >= 1"),
         ({"layers": [LAYER], "microbatches": 1.5}, ProfileError, "microbatches = 1.5"),
-        ({"layers": [LAYER], "version": 2}, FormatError, "profile version 2"),
+        (
+            {"layers": [LAYER], "version": 2},
+            FormatError,
+            "profile of version 2, written by a newer",
+        ),
     ],
 )
 def test_bad_profiles(data, error, message):
@@ -281,10 +286,17 @@ def test_bad_profiles(data, error, message):
 
 
 def test_files_that_are_not_json(tmp_path):
-    for text in ("", "{", "[" * 100_000, "1" * 5000):
+    for text, message in (
+        ("", r"x\.json is empty; expected a JSON file"),
+        (' {"name": "a", \n', r"x\.json ends in the middle \(line 2\): writing or copying it was"),
+        ('{"name": "a', r"x\.json ends in the middle \(line 1\)"),
+        ("0F0,0F1", r"x\.json: not JSON"),
+        ("[" * 100_000, r"x\.json: not JSON"),
+        ("1" * 5000, r"x\.json: not JSON"),
+    ):
         (tmp_path / "x.json").write_text(text)
         for record in (Plan, Profile):
-            with pytest.raises(FormatError, match=r"x\.json: not JSON"):
+            with pytest.raises(FormatError, match=message):
                 record.load(tmp_path / "x.json")
     (tmp_path / "x.json").write_bytes(b"\xff\x00")
     for record in (Plan, Profile, Schedule):

@@ -147,3 +147,9 @@ def test_kinds_are_letters_where_colour_is_not_wanted(monkeypatch, name, value):
     text = render_text(panels, width=52)
     assert "\x1b[" not in text
     assert rows(text)[0] == "0F0f|0F1f|..........0B0bbbbbb|.....0B1bbbbbb|"
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are():
+    timeline = simulate(Schedule.parse("0F0 0B0"), StageCosts.unit(1))
+    text = render_text([Panel("[bold]x[/bold] [/y] :smile:", timeline)], 100, colour=False)
+    assert text.count("[bold]x[/bold] [/y] :smile:") == 2
