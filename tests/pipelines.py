@@ -124,7 +124,9 @@ def gradients(
     chosen = options_of(case.model, **given, progress=False, compiler_options=FAST)
     with mixing(case, microbatches):
         loss = PipelinedLoss(pure, batch, chosen, mesh or pipe(ranks))
-    results, value, _ = loss.run(loss.trainer, loss.place(pure.params, pure.state), batch)
+    results, value, _ = loss.run(
+        loss.trainer, loss.place(loss.source(pure.params, pure.state)), batch
+    )
     loss.trainer.engine.close()
     return value, loss.tree(loss.filled(results))
 

@@ -82,7 +82,7 @@ def pipelined(
 
 def result(loss: PipelinedLoss, batch: Any) -> tuple[Any, Any]:
     """Returns value and gradients of one batch."""
-    held = loss.place(loss.pure.params, loss.pure.state)
+    held = loss.place(loss.source())
     found, value, _ = loss.run(loss.trainer, held, batch)
     loss.trainer.engine.close()
     return value, loss.tree(loss.filled(found))
@@ -116,7 +116,7 @@ def test_a_loss_that_is_a_sum(shards):
     mesh = Mesh(np.array(jax.devices()[: 2 * shards]).reshape(2, shards), ("pipe", "data"))
     options = Options(3 if shards == 1 else 2, progress=False)
     loss = PipelinedLoss(adapt(params, summed_loss), batch, options, mesh)
-    held = loss.place(loss.pure.params, loss.pure.state)
+    held = loss.place(loss.source())
     found, value, aux = loss.run(loss.trainer, held, batch)
     loss.trainer.engine.close()
     wanted = jax.value_and_grad(lambda p: summed_loss(p, batch)[0])(params)

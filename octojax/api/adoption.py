@@ -21,10 +21,10 @@ def adopt(step: "TrainStep", state: "TrainState", reset_optimizer: bool) -> "Tra
             "devices. Adopt it in the process that made it, or use step.save and step.restore"
         )
     params, module_state = layout.gathered(state.held), layout.gathered(state.held, state=True)
-    step.loss.flat_params(params, module_state)  # another model comes first among the reasons
+    source = step.loss.source(params, module_state)  # another model comes first among the reasons
     if not reset_optimizer:
         _check_optimizer(step.origin, origin)
-    held = step.loss.place(params, module_state)
+    held = step.loss.place(source)
     if reset_optimizer:
         return step.renewed(held, step.first_opt_state(held), state.step)
     tree = opt_state_of(update, state.opt_state, layout)

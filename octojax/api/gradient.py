@@ -38,7 +38,7 @@ def value_and_grad(
     """
     with call("compile"), compat.jit_enabled(), compat.without_mesh() as callers:
         pure = adapt(params, loss_fn)
-        chosen = options_of(model or params, **options)
+        chosen = options_of(model or pure.example(params), **options)
         loss = PipelinedLoss(pure, batch, chosen, mesh, callers=callers)
         _ = loss.trainer
     return PipelinedGradient(loss, loss_fn, has_aux)
@@ -59,7 +59,7 @@ class PipelinedGradient:
         loss, now = self.loss, adapt(params, self.loss_fn)
 
         def work() -> tuple[Any, Any, Any]:
-            held = loss.place(now.params, now.state)
+            held = loss.place(loss.source(now.params, now.state))
             values = jax.tree.leaves((now.params, now.state))
             results, value, aux = loss.run(loss.trainer, held, batch, values=values)
             return value, aux, loss.tree(loss.filled(results))

@@ -17,6 +17,8 @@ from jax.sharding import Mesh, PartitionSpec
 from octojax import compat
 from octojax.api.agreement import REMEDY, Stamp, constant_facts, value_facts
 from octojax.api.copies import find_copies, warn_of_copies
+from octojax.api.initialization import Initialization
+from octojax.api.leaf_sources import GivenLeaves, JoinedLeaves, LeafSource, Part, ReadLeaves, Tail
 from octojax.api.mesh_faults import explained
 from octojax.api.options import Options
 from octojax.api.param_specs import unit_specs
@@ -30,8 +32,8 @@ from octojax.api.planning import (
     refuse_with_auto,
 )
 from octojax.api.report import unit_bytes
-from octojax.api.state_layout import Held, StateLayout, check_alive, fresh
-from octojax.api.structure import leaves_like, refuse_packed
+from octojax.api.state_layout import Held, StateLayout, check_alive
+from octojax.api.structure import leaves_like, listed, refuse_packed, valueless
 from octojax.api.tuning import tuned_plan
 from octojax.api.whole_batch import WholeBatch, leaves_without_rows
 from octojax.costs import Device, estimate
@@ -45,7 +47,7 @@ from octojax.executor.share import Share
 from octojax.executor.step_thread import GRACE_S, StepThread
 from octojax.executor.transports import transport
 from octojax.executor.wiring import wiring_of
-from octojax.frontends import PureLoss
+from octojax.frontends import PureLoss, is_constructor
 from octojax.ir import Cargo, LoweredPlan, Plan, Schedule
 from octojax.jaxprs.shardings import check_shardings, evaluate
 from octojax.layers.cut import StagedLoss, cut_stages
@@ -396,67 +398,118 @@ class PipelinedLoss:
         """The rank that keeps each unit; those that no stage reads are on rank 0."""
         return tuple(max(0, owner) for owner in self.lowered.step.owners)
 
-    def flat_params(self, params: Any, state: Any) -> list[Any]:
-        """Returns the value of every unit: a leaf, or its slice.
+    def source(self, params: Any = None, state: Any = None) -> LeafSource:
+        """Returns where the values of all leaves come from; None: from the compiled model itself.
 
-        Raises `ValueError` naming all leaves that are not those of the compiled model.
+        Either may be a reader (`octojax.api.leaf_sources.Reader`). Raises `ValueError` naming all
+        leaves that are not those of the compiled model, or that have no value.
         """
-        traced = self.staged.traced
-        leaves = [
-            *leaves_like(params, traced.params, "the parameters"),
-            *leaves_like(state, traced.state, "the leaves of module state"),
-            *self.staged.constants,
-        ]
-        return [
-            leaves[unit.leaf] if unit.index is None else leaves[unit.leaf][unit.index]
-            for unit in self.staged.units
-        ]
-
-    def place(self, params: Any, state: Any) -> Held:
-        """Returns parameters and module state on the devices of their ranks."""
-        return self.calls.run(lambda: self._place(params, state), "the placement of parameters")
-
-    def _place(self, params: Any, state: Any) -> Held:
-        units = [raw(jnp.asarray(x)) for x in self.flat_params(params, state)]
-        state_leaves = leaves_like(state, self.staged.traced.state, "the leaves of module state")
-        ranks = self.mesh.ranks
-        here = self.mesh.local_ranks
-        owned = tuple(
-            fresh(unit, self.home(number)) if owner in here else None
-            for number, (unit, owner) in enumerate(zip(units, self.owners, strict=True))
+        traced, constants = self.staged.traced, self.staged.constants
+        first = len(traced.params)
+        parts = (
+            (params, traced.params, self.pure.params, "the parameters", 0),
+            (state, traced.state, self.pure.state, "the leaves of module state", first),
         )
-        carried = {
-            leaf.index: fresh(
-                raw(jnp.asarray(leaf.value(state_leaves))), ranks[self._home(leaf.stage)].replicated
+        found = [
+            (self._source(given, leaves, own, what, at), len(leaves))
+            for given, leaves, own, what, at in parts
+        ]
+        return JoinedLeaves((*found, (GivenLeaves(constants), len(constants))))
+
+    def _source(self, given: Any, leaves: Leaves, own: Any, what: str, first: int) -> LeafSource:
+        if given is None and self.initialization is not None:
+            return Tail(self.initialization, first)
+        if given is not None and is_constructor(given):
+            reader = ReadLeaves(given, leaves, what)
+            reader.check()
+            return reader
+        if given is None and (missing := valueless(own)):
+            raise ValueError(
+                f"the model was compiled from shapes, and has no values for {what}: "
+                f"{listed(f'{len(missing)} leaves', missing)}. Give them, or a reader, as in "
+                f"step.init(params), or compile a function that makes the model: "
+                f"lambda: Model(config, rngs=nnx.Rngs(0))"
             )
+        return GivenLeaves(leaves_like(own if given is None else given, leaves, what))
+
+    @cached_property
+    def initialization(self) -> Initialization | None:
+        """What makes the model's leaves, where it was given as a function."""
+        if self.pure.make is None:
+            return None
+        traced = self.staged.traced
+        return Initialization(self.pure.make, (*traced.params.names, *traced.state.names))
+
+    def place(self, source: LeafSource) -> Held:
+        """Returns parameters and module state on the devices of their ranks."""
+        return self.calls.run(lambda: self._place(source), "the placement of parameters")
+
+    def _place(self, source: LeafSource) -> Held:
+        """Asks for every part that a rank of this process keeps, and for no other."""
+        ranks, here = self.mesh.ranks, self.mesh.local_ranks
+        first = len(self.staged.traced.params)  # of the leaves of state, in `source`
+        owned = [u for u, owner in enumerate(self.owners) if owner in here]
+        carried = [
+            leaf
             for leaf in self.staged.state
             if leaf.kind is StateKind.CARRIED and self._home(leaf.stage) in here
-        }
+        ]
         counted = [
-            units[ref.index]
-            if ref.role is Role.PARAM
-            else raw(jnp.asarray(self.staged.state[ref.index].value(state_leaves)))
+            self._part_of(ref, first, ranks[rank].replicated)
+            for rank in here
             for ref in self._model.count_reads
         ]
-        counters = tuple(
-            tuple(fresh(x, ranks[rank].replicated) for x in counted)
-            for rank in self.mesh.local_ranks
+        values = iter(
+            source.place(
+                [
+                    *(self._unit_part(u, self.home(u)) for u in owned),
+                    *(
+                        Part(first + x.leaf, x.row, ranks[self._home(x.stage)].replicated)
+                        for x in carried
+                    ),
+                    *counted,
+                ]
+            )
         )
-        return Held(owned, self.copies(owned), carried, counters)
+        units: list[jax.Array | None] = [None] * len(self.owners)
+        for u in owned:
+            units[u] = next(values)
+        held_state = {leaf.index: next(values) for leaf in carried}
+        counters = tuple(tuple(next(values) for _ in self._model.count_reads) for _ in here)
+        return Held(tuple(units), self.copies(units), held_state, counters)
+
+    def _unit_part(self, unit: int, where: jax.sharding.Sharding) -> Part:
+        return Part(self.staged.units[unit].leaf, self.staged.units[unit].index, where)
+
+    def _part_of(self, ref: Ref, first: int, where: jax.sharding.Sharding) -> Part:
+        if ref.role is Role.PARAM:
+            return self._unit_part(ref.index, where)
+        leaf = self.staged.state[ref.index]
+        return Part(first + leaf.leaf, leaf.row, where)
 
     def agree_on(self, params: Any, state: Any, topic: str) -> None:
         """Returns if all processes have these parameters and this module state.
 
-        Raises `MeshError` naming the leaves that differ, and between which processes.
+        None stands for the compiled model's own. Of leaves that are made or read, the program
+        that makes them is compared, and nothing. Raises `MeshError` naming what differs, and
+        between which processes.
         """
         if not several() or not self.options.compare_values:
             return
-        traced = self.staged.traced
-        leaves = [
-            *leaves_like(params, traced.params, "the parameters"),
-            *leaves_like(state, traced.state, "the leaves of module state"),
-        ]
-        agree(value_facts([*traced.params.names, *traced.state.names], leaves), topic, REMEDY)
+        facts: dict[str, str] = {}
+        made = self.initialization
+        if made is not None and (params is None or state is None):
+            facts["the function that makes the model"] = made.fact
+        traced, pure = self.staged.traced, self.pure
+        for given, own, leaves, what in (
+            (params, pure.params, traced.params, "the parameters"),
+            (state, pure.state, traced.state, "the leaves of module state"),
+        ):
+            if is_constructor(given) or (given is None and made is not None):
+                continue
+            values = leaves_like(own if given is None else given, leaves, what)
+            facts.update(value_facts(leaves.names, values))
+        agree(facts, topic, REMEDY)
 
     def _home(self, stage: int | None) -> int:
         return self.plan.placement.stages[stage or 0][0]

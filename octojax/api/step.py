@@ -27,7 +27,7 @@ from octojax.errors import ExecutionError, NonFiniteError
 from octojax.executor.engine import Results
 from octojax.executor.recorded import Ledger, Recorder, timeline_of
 from octojax.executor.share import SharedExchange
-from octojax.frontends import adapt
+from octojax.frontends import adapt, is_constructor
 from octojax.ir import LayerGraph, LoweredPlan, Machine, Plan, Timeline
 from octojax.ir.shown import count, line, picture
 from octojax.processes import call
@@ -140,6 +140,11 @@ class TrainStep:
         are found by their paths, whatever the containers. Raises `ValueError` listing all that
         are missing, that the model does not have, or that have another shape or type;
         `TypeError` for a training state.
+
+        Of a model that was compiled as a function, every rank makes its own leaves alone. `params`
+        (and `state`) may also be a reader, a function from the path of a leaf to something with
+        `shape`, `dtype` and `[index]` (`np.memmap`, `h5py.Dataset`, ...), of which every rank reads
+        its own slices; it raises `KeyError` for a path that it lacks. See docs/scale.md.
         """
         if isinstance(params, TrainState):
             raise TypeError(
@@ -147,15 +152,14 @@ class TrainStep:
                 "takes over the state of another step; step.params(state) are its parameters"
             )
         pure = self.loss.pure
-        whole = None if params is None else pure.split(params)
+        whole = None if params is None or is_constructor(params) else pure.split(params)
         if whole is not None:
             params = whole[0]
             state = whole[1] or None if state is None else state
-        params = pure.params if params is None else params
-        state = pure.state if state is None else state
         with call("init"):
+            source = self.loss.source(params, state)
             self.loss.agree_on(params, state, "the first parameters")
-            held = self.loss.place(params, state)
+            held = self.loss.place(source)
             return self.renewed(held, self.first_opt_state(held), 0)
 
     @_alike("adoption of step")
@@ -395,7 +399,8 @@ class TrainStep:
 
         def work() -> TrainState:
             params, module_state, opt_state, count = saving.restore(self, path)
-            return self.renewed(self.loss.place(params, module_state), opt_state, count)
+            held = self.loss.place(self.loss.source(params, module_state))
+            return self.renewed(held, opt_state, count)
 
         with call("restore"):
             return self.loss.calls.run(work, "restore")
@@ -563,8 +568,11 @@ def compile(
     `model` is an nnx module (`loss_fn(model, batch)`), a linen module with `params=` its
     variables (`loss_fn(variables, batch)`), or a pytree of parameters
     (`loss_fn(params, batch)`; with `state=`, `loss_fn(params, state, batch)`). The loss returns
-    a scalar, or `(scalar, aux)`. `batch` is an example: arrays or shapes of the batch that the
-    step will get; axis 0 of every leaf but scalars is split into microbatches.
+    a scalar, or `(scalar, aux)`. Model, `params` and `state` may each be a function that makes them
+    (`lambda: Model(config, rngs=nnx.Rngs(0))`, `lambda: module.init(key, x)`), or of shapes
+    (`nnx.eval_shape`, `jax.eval_shape`): then no array is made here. `batch` is an example: arrays
+    or shapes of the batch that the step will get; axis 0 of every leaf but scalars is split into
+    microbatches.
 
     `mesh` has a pipeline axis (`axis="pipe"`); by default it is the mesh in force
     (`jax.set_mesh`) if that has such an axis, else all devices form one. Further options
@@ -581,7 +589,7 @@ def compile(
         )
     with call("compile"), compat.jit_enabled(), compat.without_mesh() as callers:
         pure = adapt(model, loss_fn, params, trainable=trainable, state=state)
-        chosen = options_of(model, **options)
+        chosen = options_of(pure.example(model), **options)
         loss = PipelinedLoss(pure, batch, chosen, mesh, optimizer, callers=callers)
         step = TrainStep(loss, optimizer)
         _ = step.update, loss.trainer

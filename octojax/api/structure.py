@@ -36,9 +36,9 @@ def leaves_like(value: Any, expected: Leaves, what: str) -> list[Any]:
     ]
     if missing or extra or wrong:
         parts = (
-            _listed(f"{len(missing)} missing", missing),
-            _listed(f"{len(extra)} that the compiled model does not have", extra),
-            _listed(f"{len(wrong)} of another shape or type", wrong),
+            listed(f"{len(missing)} missing", missing),
+            listed(f"{len(extra)} that the compiled model does not have", extra),
+            listed(f"{len(wrong)} of another shape or type", wrong),
         )
         raise ValueError(
             f"{what} do not fit the model that was compiled ({len(expected)} leaves): "
@@ -57,13 +57,22 @@ def refuse_packed(params: Any) -> None:
         if hasattr(leaf, "dtype") and is_packed(leaf)
     ]
     if packed:
-        listed = _listed(f"{len(packed)} parameters cannot be trained", packed)
+        text = listed(f"{len(packed)} parameters cannot be trained", packed)
         raise ValueError(
-            f"{listed}. Weights of 4 or 2 bits that stay as they are go into state= (a linen "
+            f"{text}. Weights of 4 or 2 bits that stay as they are go into state= (a linen "
             f"collection or an nnx variable other than the parameters), into the batch (shared=), "
             f"or the loss closes over them. Weights that are trained are kept in float32 and "
             f"rounded in the loss"
         )
+
+
+def valueless(value: Any) -> list[str]:
+    """Returns the paths of leaves that are shapes without a value."""
+    return [
+        path_name(path) or "a leaf at the root"
+        for path, leaf in tree.tree_leaves_with_path(value)
+        if isinstance(leaf, jax.ShapeDtypeStruct)
+    ]
 
 
 def like(value: Any, template: Any) -> Any:
@@ -148,7 +157,8 @@ def _canonical(dtype: Any) -> Any:
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
-def _listed(title: str, items: Sequence[str]) -> str:
+def listed(title: str, items: Sequence[str]) -> str:
+    """Returns `title (item, item, ...)`, or nothing without items."""
     if not items:
         return ""
     more = f", and {len(items) - _MOST} more" if len(items) > _MOST else ""

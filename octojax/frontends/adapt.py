@@ -1,6 +1,7 @@
 """Which front end a model takes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import jax.tree_util as tree
 
 from octojax.compat import path_name
 from octojax.errors import LossError
+from octojax.frontends.constructor import Construction
 from octojax.frontends.functional import adapt_functional
 from octojax.frontends.pure import PureLoss
 
@@ -27,6 +29,9 @@ def adapt(
         adapt(params, loss_fn)                      loss_fn(params, batch)
         adapt(params, loss_fn, state=state)         loss_fn(params, state, batch)
 
+    Model, variables, params and state may each be a function without arguments that makes them
+    (`lambda: Model(config, rngs=nnx.Rngs(0))`): it is traced, and makes no array here.
+
     `trainable` is an nnx filter (default `nnx.Param`), for nnx modules only.
 
     Raises:
@@ -34,20 +39,36 @@ def adapt(
     """
     if not callable(loss_fn):
         raise TypeError(f"loss_fn is of type {type(loss_fn).__name__}, expected a function")
-    pure = _adapt(model, loss_fn, params, trainable, state)
+    given = Construction(model, params, state)
+    parts = given.shapes() if given.is_lazy else given
+    pure = _adapt(parts.model, loss_fn, parts.params, trainable, parts.state)
+    if given.is_lazy:
+        pure = replace(pure, make=_maker(given, pure))
     leaves = tree.tree_leaves(pure.params)
     if leaves and not any(_is_float(leaf) for leaf in leaves):
         kinds = sorted({str(getattr(leaf, "dtype", type(leaf).__name__)) for leaf in leaves})
         raise LossError(
-            f"none of the {len(leaves)} parameters of {_what(model)} is floating "
+            f"none of the {len(leaves)} parameters of {_what(parts.model)} is floating "
             f"({', '.join(kinds)}), so none has a gradient. Cast those to train to a float"
         )
     if not leaves:
         raise LossError(
-            f"{_what(model)} has no trained parameters. Pass a module with nnx.Param variables, "
-            f"linen variables as params=, or a pytree of arrays"
+            f"{_what(parts.model)} has no trained parameters. Pass a module with nnx.Param "
+            f"variables, linen variables as params=, or a pytree of arrays"
         )
     return pure
+
+
+def _maker(given: Construction, pure: PureLoss) -> Callable[[], tuple[Any, Any]]:
+    """What makes the values of `pure.params` and `pure.state` anew, in their structure."""
+
+    def make() -> tuple[Any, Any]:
+        made = given.values()
+        whole = made.model if made.params is None or is_nnx(made.model) else made.params
+        parts = pure.split(whole)
+        return (whole, made.state) if parts is None else parts
+
+    return make
 
 
 def _is_float(leaf: Any) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octojax.errors import LossError
+from octojax.frontends.constructor import is_constructor
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,9 @@ class PureLoss:
     `state` the rest: frozen weights, statistics, counters, keys. `merge(params, state)` returns
     the user's kind of object with these values; `split` takes such an object apart, or returns
     None for another one (a tree of the parameters alone, say).
+
+    Where the user gave a function that makes the model, `params` and `state` are shapes, and
+    `make()` returns their values: to be traced, as nobody may hold all of them.
     """
 
     fn: Callable[[Any, Any, Any], tuple[Any, Any, Any]]
@@ -22,6 +26,11 @@ class PureLoss:
     state: Any
     merge: Callable[[Any, Any], Any]
     split: Callable[[Any], tuple[Any, Any] | None] = lambda model: None
+    make: Callable[[], tuple[Any, Any]] | None = None
+
+    def example(self, given: Any) -> Any:
+        """Returns `given`, or where it is a function, the model that it makes, of shapes."""
+        return self.merge(self.params, self.state) if is_constructor(given) else given
 
 
 def split_result(result: Any, most: int = 2) -> tuple[Any, ...]:

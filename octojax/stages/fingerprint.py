@@ -32,6 +32,11 @@ def fingerprint(program: Program) -> str:
     return digest.hexdigest()[:32]
 
 
+def digest(closed: ClosedJaxpr) -> str:
+    """Returns the same 32 hexadecimal digits for jaxprs that compute the same, in this process."""
+    return hashlib.sha256("\0".join(_jaxpr(closed)).encode()).hexdigest()[:32]
+
+
 def portable(closed: ClosedJaxpr) -> str:
     """Returns the same 16 digits in every process for a jaxpr that computes the same.
 

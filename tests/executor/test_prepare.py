@@ -93,7 +93,7 @@ def test_many_microbatches_are_exact(name, rows, microbatches, shards):
     )
     pure = case.pure()
     loss = PipelinedLoss(pure, case.batch(rows), chosen, mesh if shards > 1 else pipe(2))
-    held = loss.place(pure.params, pure.state)
+    held = loss.place(loss.source(pure.params, pure.state))
     results, value, _ = loss.run(loss.trainer, held, case.batch(rows))
     loss.trainer.engine.close()
     wanted, gradients = expected(name, microbatches, rows)
