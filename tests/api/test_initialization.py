@@ -198,6 +198,18 @@ def test_a_model_that_is_a_function_trains_as_the_jitted_whole() -> None:
         assert float(mine["grad_norm"]) == float(theirs["grad_norm"])
 
 
+def test_leaves_are_made_as_their_specs_say_they_lie() -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("pipe", "tensor"))
+
+    def specs(path: str, shape: tuple[int, ...]) -> Any:
+        return PartitionSpec(None, "tensor")
+
+    with compiled(plain, mesh, param_specs=specs) as step:
+        state = step.init()
+        assert {unit.sharding.spec for unit in state.held.units} == {PartitionSpec(None, "tensor")}
+        jax.tree.map(np.testing.assert_array_equal, step.params(state), jax.jit(plain)())
+
+
 class Recorded:
     """An array that is read in slices, and what was read of it."""
 
