@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from octojax.errors import LossError
+from octojax.frontends.overwritten import refuse_overwritten
 from octojax.frontends.pure import PureLoss, split_result
 from octojax.frontends.returned import taken
 
@@ -13,7 +14,12 @@ def adapt_functional(params: Any, loss_fn: Callable[..., Any], state: Any = None
 
     With `state`, of `loss_fn(params, state, batch) -> (loss, aux, new_state)`; the new state
     may also be a part of aux: `(loss, (new_state, aux))` in the manner of Haiku.
+
+    Raises `LossError` for a collection that is overwritten with its gradient (fp8).
     """
+    for tree in (params, state):
+        if isinstance(tree, Mapping):
+            refuse_overwritten(tree)
     if state is None:
         return PureLoss(_stateless(loss_fn, params), params, None, lambda params, state: params)
     return PureLoss(_stateful(loss_fn), params, state, lambda params, state: (params, state))

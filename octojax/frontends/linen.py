@@ -6,13 +6,10 @@ from typing import Any
 import jax.tree_util as tree
 
 from octojax.errors import LossError
+from octojax.frontends.overwritten import refuse_overwritten
 from octojax.frontends.pure import PureLoss, split_result
 from octojax.frontends.returned import taken
 from octojax.frontends.unwritten import check_unwritten
-
-OVERWRITTEN = "_overwrite_with_gradient"
-"""The collection of fp8 scales and histories, `flax.linen.fp8_ops.OVERWRITE_WITH_GRADIENT`."""
-
 
 def adapt_linen(variables: Mapping[str, Any], loss_fn: Callable[[Any, Any], Any]) -> PureLoss:
     """The pure form of `loss_fn(variables, batch)`, where `variables` are those of `init`.
@@ -33,12 +30,7 @@ def adapt_linen(variables: Mapping[str, Any], loss_fn: Callable[[Any, Any], Any]
             f"linen variables have collections {sorted(variables)}, none is called 'params'. "
             f"Pass what model.init returned"
         )
-    if OVERWRITTEN in variables:
-        raise LossError(
-            f"the variables hold the collection {OVERWRITTEN!r} (fp8 scales and histories), whose "
-            f"gradient is the new value itself, joined over microbatches by max and not by sum. "
-            f"A pipelined step does not carry it: train without fp8 operations"
-        )
+    refuse_overwritten(variables)
     state = {name: tree_ for name, tree_ in variables.items() if name != "params"}
 
     def run(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:

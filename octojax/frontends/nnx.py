@@ -6,6 +6,7 @@ from typing import Any
 import jax.tree_util as tree
 from flax import nnx
 
+from octojax.frontends.overwritten import OVERWRITTEN, refuse_overwritten
 from octojax.frontends.pure import PureLoss, split_result
 from octojax.frontends.unwritten import check_unwritten
 
@@ -20,9 +21,11 @@ def adapt_nnx(
     state variables of `model` is the new state.
 
     Raises:
-        LossError: (in tracing) the loss adds or removes variables, or writes to trained ones.
+        LossError: variables are overwritten with their gradient (fp8); (in tracing) the loss adds
+            or removes variables, or writes to trained ones.
     """
     graphdef, params, state = nnx.split(model, trainable, ...)
+    _refuse_overwritten(params, state)
 
     def run(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
         live = nnx.merge(graphdef, *_fresh((params, state)))
@@ -46,6 +49,16 @@ def adapt_nnx(
 
     params, state = _fresh((params, state))
     return PureLoss(fn, params, state, merge, split_model)
+
+
+def _refuse_overwritten(*states: Any) -> None:
+    """Such variables come with linen modules (`nnx.bridge.ToNNX`), or with a type of their name."""
+    collections: dict[str, list[str]] = {}
+    for state in states:
+        for path, variable in nnx.to_flat_state(state):
+            name = nnx.variable_name_from_type(type(variable), allow_register=True)
+            collections.setdefault(name, []).append(".".join(map(str, path)))
+    refuse_overwritten(collections, collections.get(OVERWRITTEN, ()))
 
 
 def _fresh(states: Any) -> Any:

@@ -11,7 +11,7 @@ from octojax import compat
 from octojax.compat import Device
 from octojax.jaxprs.shardings import evaluate
 from octojax.layers.cut import StagedLoss
-from octojax.programs.recipe import accumulator_dtype
+from octojax.programs.recipe import accumulator_dtype, is_packed, raw
 from octojax.stages.fingerprint import fingerprint
 from octojax.stages.program import Program, Ref, Role
 
@@ -75,7 +75,7 @@ class Values:
             value = _made_up(Ref(Role.INPUT, 0), value)
         value = jnp.asarray(value)
         if not compat.is_key(value):
-            value = value.astype(aval.dtype)
+            value = _wide(value.astype(aval.dtype))
         return jax.device_put(value, self.device)
 
 
@@ -105,17 +105,28 @@ class Programs:
 
 def accumulating(program: Program) -> Callable[..., Any]:
     """Returns the program as a function `(sums, values) -> (outputs, sums)` that adds its
-    parameter gradients to `sums`."""
+    parameter gradients to `sums`. Types of less than a byte are in wider ones on both sides, as in
+    the executor's programs (`octojax.programs.recipe.stored`)."""
     added = [ref.role is Role.PARAM_GRAD for ref in program.writes]
 
     def run(sums: Sequence[Any], values: Sequence[Any]) -> tuple[Any, Any]:
-        written = evaluate(program.jaxpr, values, None)  # on one device
+        packed = [
+            value.astype(aval.dtype) if is_packed(aval) else value
+            for value, aval in zip(values, program.jaxpr.in_avals, strict=True)
+        ]
+        written = evaluate(program.jaxpr, packed, None)  # on one device
         grads = [x for x, is_grad in zip(written, added, strict=True) if is_grad]
-        outputs = tuple(x for x, is_grad in zip(written, added, strict=True) if not is_grad)
+        outputs = tuple(
+            _wide(x) for x, is_grad in zip(written, added, strict=True) if not is_grad
+        )
         totals = tuple(s + g.astype(s.dtype) for s, g in zip(sums, grads, strict=True))
         return outputs, totals
 
     return run
+
+
+def _wide(value: Any) -> Any:
+    return raw(value) if is_packed(value) else value
 
 
 def prepare(

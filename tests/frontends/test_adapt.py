@@ -336,6 +336,15 @@ def test_fp8_collections_are_refused_by_name() -> None:
     variables = {"params": {"w": jnp.ones(2)}, "_overwrite_with_gradient": {"s": jnp.ones(1)}}
     with pytest.raises(LossError, match=r"_overwrite_with_gradient.*by max"):
         adapt(linen.Dense(2), lambda v, b: jnp.sum(v["params"]["w"]), variables)
+    with pytest.raises(LossError, match=r"_overwrite_with_gradient.*by max"):
+        adapt(variables, lambda v, b: jnp.sum(v["params"]["w"]))
+
+
+def test_fp8_variables_of_nnx_are_refused_by_name() -> None:
+    dense = linen.Dense(2, dot_general_cls=linen.fp8_ops.Fp8DirectDotGeneralOp)
+    model = nnx.bridge.ToNNX(dense, rngs=nnx.Rngs(0)).lazy_init(jnp.ones((1, 2)))
+    with pytest.raises(LossError, match=r"Fp8DirectDotGeneralOp_0\.input_scale.*by max"):
+        adapt(model, lambda m, b: jnp.sum(m(b)))
 
 
 def equinox_like(**leaves: Any) -> Any:

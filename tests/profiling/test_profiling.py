@@ -189,3 +189,19 @@ def test_one_device_has_no_link() -> None:
     machine = measure_machine(jax.devices()[:1])
     assert machine.latency_s == 0
     assert machine.bandwidth_bytes_per_s == math.inf
+
+
+def test_layers_with_leaves_of_four_bits_are_timed():
+    table = jnp.ones((4, 4), jnp.int4)
+
+    def loss(params, batch):
+        h = batch
+        for w in params:
+            h = jnp.tanh(h @ (w * table.astype(h.dtype)))
+            h = jax.lax.stop_gradient(jnp.sign(h)).astype(jnp.int4).astype(h.dtype) + h
+        return jnp.mean(h**2)
+
+    params = [jnp.eye(4)] * 2
+    profile = measure(adapt(params, loss), jnp.ones((2, 4)), rounds=1, target_s=1e-4)
+    assert len(profile.layers) >= 2
+    assert all(cost.forward_s > 0 for cost in profile.layers)
