@@ -11,6 +11,7 @@ from octojax.frontends.pure import PureLoss, split_result
 from octojax.frontends.returned import taken
 from octojax.frontends.unwritten import check_unwritten
 
+
 def adapt_linen(variables: Mapping[str, Any], loss_fn: Callable[[Any, Any], Any]) -> PureLoss:
     """The pure form of `loss_fn(variables, batch)`, where `variables` are those of `init`.
 

@@ -116,9 +116,7 @@ def accumulating(program: Program) -> Callable[..., Any]:
         ]
         written = evaluate(program.jaxpr, packed, None)  # on one device
         grads = [x for x, is_grad in zip(written, added, strict=True) if is_grad]
-        outputs = tuple(
-            _wide(x) for x, is_grad in zip(written, added, strict=True) if not is_grad
-        )
+        outputs = tuple(_wide(x) for x, is_grad in zip(written, added, strict=True) if not is_grad)
         totals = tuple(s + g.astype(s.dtype) for s, g in zip(sums, grads, strict=True))
         return outputs, totals
 
