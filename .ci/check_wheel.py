@@ -1,17 +1,20 @@
-"""Fails unless the wheel holds exactly the modules that the checkout's package holds."""
+"""Fails unless the wheel holds exactly the modules, and parts of the viewer, of the checkout."""
 
 import sys
 import zipfile
 from pathlib import Path
 
+SUFFIXES = {".py", ".js", ".css", ".html"}
+
 root = Path(__file__).resolve().parent.parent
 wanted = {
     str(path.relative_to(root))
-    for path in (root / "octojax").rglob("*.py")
-    if "__pycache__" not in path.parts
+    for path in (root / "octojax").rglob("*.*")
+    if path.suffix in SUFFIXES and "__pycache__" not in path.parts
 }
-found = {name for name in zipfile.ZipFile(sys.argv[1]).namelist() if name.endswith(".py")}
+names = zipfile.ZipFile(sys.argv[1]).namelist()
+found = {name for name in names if Path(name).suffix in SUFFIXES}
 missing, extra = sorted(wanted - found), sorted(found - wanted)
 if missing or extra:
     sys.exit(f"{sys.argv[1]}: missing {missing}, unexpected {extra}")
-print(f"{len(found)} modules in the wheel, as in the checkout")
+print(f"{len(found)} files in the wheel, as in the checkout")
