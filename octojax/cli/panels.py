@@ -43,7 +43,8 @@ def panel_of(source: Source, costs: Profile | None, bound_s: float | None = None
     elif prediction is not None:
         note = f"{note}: {expected(prediction)}"
     title = f"{source.name}, simulated with profile {costs.name}"
-    return Panel(title, timeline, bound_s, note, layers_of(found, costs))
+    capacities = tuple(map(costs.machine.capacity, range(found.num_ranks)))
+    return Panel(title, timeline, bound_s, note, layers_of(found, costs), capacities)
 
 
 def layers_of(found: Schedule | Plan | LoweredPlan, profile: Profile | None) -> tuple[str, ...]:
@@ -80,7 +81,7 @@ def write_pictures(
 ) -> bool:
     """Writes the files that are named, says so on standard error, and returns whether any was."""
     from octojax import report
-    from octojax.report.html import MOST_BARS, drawn_apart
+    from octojax.report.html import is_large
 
     first = panels[0]
     title = first.title if len(panels) == 1 else " and ".join(p.title for p in panels)
@@ -96,11 +97,11 @@ def write_pictures(
         raise ValueError("two of the files to write have the same name; name each apart")
     for path, text in named:
         path.write_text(text(), encoding="utf-8")
-        if path == html and not drawn_apart(panels):
+        if path == html and is_large(panels):
             typer.echo(
-                f"{path}: {sum(len(p.timeline.actions) for p in panels):,} actions are more than a "
-                f"page holds one by one ({MOST_BARS:,}); those narrower than a pixel are drawn "
-                f"together, and --trace keeps them all",
+                f"{path}: {path.stat().st_size / 1e6:.1f} MB with "
+                f"{sum(len(p.timeline.actions) for p in panels):,} actions, over which a browser "
+                f"takes its time; draw fewer microbatches for a quicker one",
                 err=True,
             )
         typer.echo(f"wrote {path}", err=True)

@@ -81,5 +81,8 @@ def _panels(files, profile, any_profile, measured, bound, ranks, microbatches):
                 f"{panel.time(makespan_s)}; give a number of at most {makespan_s:.6g}"
             )
     if measured is not None:
-        panels.append(Panel("measured", read_timeline(measured)))
+        timeline, first = read_timeline(measured), panels[0]
+        same = len(timeline.ranks) == len(first.timeline.ranks)
+        layers, capacities = (first.layers, first.capacities_bytes) if same else ((), ())
+        panels.append(Panel("measured", timeline, None, "", layers, capacities))
     return panels

@@ -22,14 +22,14 @@ SCRIPTS = (
 )  # fmt: skip
 """The viewer's parts, `viewer/NAME.js`, as they stand one after the other in the page."""
 
-_LIGHT = {
+LIGHT_PAGE = {
     **{f"kind-{kind}": colour for kind, colour in LIGHT.items()},
     "paper": "#ffffff", "ink": "#1f2328", "soft": "#59616a", "line": "#d0d7de",
     "bound": "#cf222e", "accent": "#0550ae", "memory": "#c9d4e2",
-    "cause-0": "#eff1f3", "cause-1": "#dbe9ff", "cause-2": "#c8f0e4", "cause-3": "#eee0ff",
-    "cause-4": "#ffdfe3",
+    "cause-0": "#eff1f3", "cause-1": "#dbe9ff", "cause-2": "#d3f4ea", "cause-3": "#f4ecff",
+    "cause-4": "#ffe4e8",
 }  # fmt: skip
-_DARK = {
+DARK_PAGE = {
     **{f"kind-{kind}": colour for kind, colour in DARK.items()},
     "paper": "#0d1117", "ink": "#e6edf3", "soft": "#9198a1", "line": "#3d444d",
     "bound": "#ff7b72", "accent": "#79c0ff", "memory": "#2d3b50",
@@ -48,7 +48,9 @@ def render(panels: list[Panel], title: str = "OctoPipe timeline") -> str:
     data = json.dumps([panel_data(panel) for panel in panels], separators=(",", ":"))
     return Template(_part("page.html")).substitute(
         title=escape(title),
-        style=Template(_part("style.css")).substitute(light=_colours(_LIGHT), dark=_colours(_DARK)),
+        style=Template(_part("style.css")).substitute(
+            light=_colours(LIGHT_PAGE), dark=_colours(DARK_PAGE)
+        ),
         tables="\n".join(_table(panel, panels) for panel in panels),
         data=data.replace("<", "\\u003c"),
         script='"use strict";\n' + "\n".join(_part(f"{name}.js") for name in SCRIPTS),

@@ -150,11 +150,11 @@ def test_a_platform_that_is_not_there_is_named(octopipe, monkeypatch):
         main(["show", "table.csv"])
 
 
-def test_a_large_page_says_what_it_leaves_out(octopipe, monkeypatch):
-    monkeypatch.setattr("octojax.report.html.MOST_BARS", 3)
+def test_a_large_page_says_so(octopipe, monkeypatch):
+    monkeypatch.setattr("octojax.report.html.MOST_ACTIONS", 3)
     code, _, err = octopipe("show", "table.csv", "--html", "x.html")
     assert code == 0
-    assert "x.html: 4 actions are more than a page holds one by one (3)" in " ".join(err.split())
+    assert "with 4 actions, over which a browser takes its time" in " ".join(err.split())
 
 
 def test_every_option_says_what_holds_without_it():

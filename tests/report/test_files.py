@@ -6,13 +6,12 @@ import json
 import math
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
 from octojax.errors import FormatError
 from octojax.ir import Machine, Schedule, Timeline
-from octojax.report import Panel, from_json, render_html, render_svg, to_csv, to_json, to_trace
+from octojax.report import Panel, from_json, render_svg, to_csv, to_json, to_trace
 from octojax.report.data import load_timeline, save_timeline
 from octojax.simulate import StageCosts, simulate
 
@@ -52,31 +51,6 @@ def test_svg_scales_panels_alike(timeline):
     first = {p: next(g for g in bars(root) if g.get("data-p") == p) for p in "01"}
     one, two = (float(first[p].find(f"{SVG}rect").get("width")) for p in "01")
     assert two == pytest.approx(2 * one, abs=0.02)
-
-
-def test_html_is_one_well_formed_page_without_other_files(timeline):
-    page = render_html([Panel("<plan>", timeline)], "a <title>")
-    opened: list[str] = []
-
-    class Check(HTMLParser):
-        def handle_starttag(self, tag, attrs):
-            if tag not in ("meta", "input", "br"):
-                opened.append(tag)
-            names = dict(attrs)
-            assert "src" not in names
-            assert "href" not in names
-
-        def handle_startendtag(self, tag, attrs):
-            pass
-
-        def handle_endtag(self, tag):
-            assert opened.pop() == tag
-
-    Check().feed(page)
-    assert opened == []
-    assert "a &lt;title&gt;" in page
-    assert page.count('class="bar span') == len(timeline.actions)
-    assert "prefers-color-scheme: dark" in page
 
 
 def test_json_reads_back_exactly(timeline, tmp_path):

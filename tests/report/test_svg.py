@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octojax.ir import ActionSpan, Machine, RankSummary, Schedule, Timeline, parse_item
-from octojax.report import Panel, render_html, render_svg
+from octojax.report import Panel, render_svg
 from octojax.report.columns import Column, condensed, thinned
 from octojax.report.panel import LEGEND, LIGHT, bars
 from octojax.report.svg import Layout
@@ -73,19 +73,6 @@ def test_busy_pixels_are_busy_time(microbatches, latency_s):
     drawn = area_by_rank(render_svg([Panel("crowded", timeline)]))
     for rank, kinds in busy_pixels(timeline).items():
         assert drawn[rank] == pytest.approx(kinds, rel=0.01)
-
-
-def test_a_page_holds_every_action_and_both_colours():
-    page = render_html([Panel("crowded", crowded(300))])
-    assert page.count('class="bar span') == 2 * 3 * 300
-    assert "var(" not in page[page.index("<svg") : page.index("</svg>")]
-    assert "prefers-color-scheme: dark" in page
-
-
-def test_a_page_of_very_many_actions_stays_small():
-    page = render_html([Panel("crowded", crowded(5200))])
-    assert "column span" in page
-    assert len(page) < 2_000_000
 
 
 @settings(deadline=None, max_examples=60)

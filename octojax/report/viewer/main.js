@@ -329,6 +329,12 @@ class Viewer {
     this.request("over");
   }
 
+  /** Returns `[time, label]` of the marks on the axis. */
+  ticks() {
+    const { view, panels } = this.state;
+    return ticksOf(view.from, view.to, view.plot / 110, panels[0]?.unit ?? "s");
+  }
+
   /** Tells people who listen instead of looking. */
   say(text) {
     this.said.textContent = text;
