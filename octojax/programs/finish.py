@@ -52,6 +52,8 @@ def join_results(pieces: Sequence[Any], batch: Microbatches, join: Join, *, stac
 def _concatenated(pieces: Sequence[Any], join: Join, stacked: bool) -> Any:
     """Returns the rows of all pieces; each block of rows in a piece is joined to its own."""
     flat = [x for p in pieces for x in (p if stacked else [p])]
+    if join.over:
+        return _dealt_out(flat, join)
     if join.outer == 1:
         return jnp.concatenate(flat, axis=join.axis)
     at = join.axis
@@ -61,6 +63,17 @@ def _concatenated(pieces: Sequence[Any], join: Join, stacked: bool) -> Any:
     ]
     whole = jnp.concatenate(blocks, axis=at + 1)
     return whole.reshape(*whole.shape[:at], -1, *whole.shape[at + 2 :])
+
+
+def _dealt_out(pieces: Sequence[Any], join: Join) -> Any:
+    """Returns the rows of all pieces in one line, dealt out to the chunks of the whole batch."""
+    over, front = join.over, range(len(join.over))
+    first = [jnp.moveaxis(x, over, front) for x in pieces]
+    sizes = list(first[0].shape[: len(over)])
+    lines = [x.reshape(-1, *x.shape[len(over) :]) for x in first]
+    whole = _concatenated(lines, Join("rows", 0, join.outer), stacked=False)
+    sizes[over.index(join.axis)] = -1
+    return jnp.moveaxis(whole.reshape(*sizes, *whole.shape[1:]), front, over)
 
 
 def sum_gradients(sums: Sequence[Any], dtype: Any, *, stacked: bool, more: Any = None) -> Any:

@@ -16,11 +16,14 @@ RULES = ("sum", "mean", "max", "min", "all", "any", "first", "last", "rows")
 class Join:
     """`rule` is one of `RULES`; "mean" weighs by rows. With "rows", values are joined along
     `axis`, which holds `outer` blocks of rows (two, where a loss stacks two views of its batch).
+    Rows that a reshape has dealt out to a fixed number of chunks lie along the axes `over`, in
+    this order, of which `axis` is one: of the whole batch each chunk has other rows.
     """
 
     rule: str
     axis: int = 0
     outer: int = 1
+    over: tuple[int, ...] = ()
 
 
 def natural(state: Rows, micro: Any, whole: Any) -> Join:
@@ -35,9 +38,10 @@ def natural(state: Rows, micro: Any, whole: Any) -> Join:
     """
     differ = [d for d, (a, b) in enumerate(zip(micro.shape, whole.shape)) if a != b]
     if differ:
-        known = [g for g in state.groups if g.dims == (differ[0],)]
+        known = [g for g in state.groups if differ[0] in g.dims and not g.partial]
         outer = known[0].outer if known else 1
-        return Join("rows", differ[0], outer or 1)
+        over = known[0].dims if known and len(known[0].dims) > 1 else ()
+        return Join("rows", differ[0], outer or 1, over)
     if state.join and not state.added:
         return Join(state.join)
     if not state.lumped and not state.groups and not state.each:

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax import lax
 
 from octojax.api.reference import by_microbatches
@@ -123,6 +125,35 @@ def test_chunks_add_up(name):
 def test_what_depends_on_the_chunk_of_a_row_is_told(name):
     with pytest.warns(RowsWarning, match="not of the whole batch"):
         whole_batch(MIXING[name], batch(), 4).check()
+
+
+@given(
+    chunks_=st.integers(1, 3),
+    per_chunk=st.integers(1, 2),
+    microbatches=st.integers(2, 3),
+    shards=st.integers(1, 2),
+    order=st.permutations(range(3)),
+    views=st.booleans(),
+)
+@settings(max_examples=6)
+def test_rows_of_aux_come_back_in_the_chunks_of_the_whole_batch(
+    chunks_, per_chunk, microbatches, shards, order, views
+):
+    def loss(p: Any, b: Any) -> Any:
+        x = jnp.concatenate([b["x"], -b["x"]]) if views else b["x"]
+        dealt = x.reshape(chunks_, -1, D)
+        return jnp.mean(squares(p, x)), {
+            "moved": dealt.transpose(order),
+            "strided": x.reshape(-1, chunks_, D).transpose(order),
+            "labels": jnp.broadcast_to(jnp.arange(float(D)), dealt.shape) + dealt,
+        }
+
+    rows = chunks_ * per_chunk * microbatches * shards
+    b = {"x": jax.random.normal(jax.random.key(rows), (rows, D))}
+    whole = whole_batch(loss, b, microbatches, shards)
+    aux = by_microbatches(whole, params(), None, b)[1]
+    assert jax.tree.map(jnp.shape, aux) == jax.tree.map(jnp.shape, loss(params(), b)[1])
+    assert relative_error(aux, loss(params(), b)[1]) == 0
 
 
 def test_what_is_behind_a_warning_is_of_the_microbatches():
