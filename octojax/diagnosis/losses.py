@@ -113,7 +113,7 @@ def losses(timeline: Timeline) -> tuple[Loss, ...]:
         wait = next((w for w in idle if w.cause is cause), None)
         if wait is None:
             return f"none between the actions of {of}"
-        return f"of {of} on rank {wait.peer} above all, the longest for {wait.on}"
+        return f"mostly for rank {wait.peer}, the longest for {wait.on}"
 
     spread = f"rank {most.rank} works longest, rank {least.rank} least"
     parts = [
@@ -126,7 +126,7 @@ def losses(timeline: Timeline) -> tuple[Loss, ...]:
         Loss(
             "fill and drain",
             most.fill_s + most.drain_s,
-            f"before the first and after the last action of {of}",
+            f"around the actions of {of}",
         ),
         Loss("waiting for computation", most.computation_wait_s, longest(Cause.COMPUTATION)),
         Loss("waiting for transfers", most.transfer_wait_s, longest(Cause.TRANSFER)),

@@ -1,10 +1,14 @@
 """An explanation in words and numbers."""
 
+import textwrap
+from collections.abc import Iterator
+
 from octojax.diagnosis.changes import Change
 from octojax.diagnosis.explanation import Explanation
 from octojax.report.panel import nbytes, seconds
 
 MOST_RANKS, MOST_BINDING, MOST_CHANGES = 16, 4, 12
+WIDTH = 96
 LEAST = 5e-4
 """Share of the step below which a saving is not worth a line of its own."""
 _PER_SORT = {"layer": 2, "kind": 2, "rank": 2}
@@ -17,21 +21,17 @@ _ALL_OF = {
 
 def words(found: Explanation) -> str:
     """Returns the explanation as lines of text."""
-    return "\n".join(
-        [
-            *_heading(found),
-            "",
-            *_losses(found),
-            "",
-            *_ranks(found),
-            "",
-            *_chain(found),
-            "",
-            *_bound(found),
-            "",
-            *_changes(found),
-        ]
-    )
+    parts = (_heading, _losses, _ranks, _chain, _bound, _changes)
+    return "\n\n".join("\n".join(_wrapped(part(found))) for part in parts)
+
+
+def _wrapped(lines: list[str]) -> Iterator[str]:
+    """The lines, long ones broken, what follows a little further in."""
+    for text in lines:
+        start = len(text) - len(text.lstrip())
+        yield from textwrap.wrap(
+            text, WIDTH, subsequent_indent=" " * (start + 8), break_long_words=False
+        )
 
 
 def _time(found: Explanation, value: float) -> str:
