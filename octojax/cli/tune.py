@@ -1,6 +1,7 @@
 """`octopipe tune`: partition, placement and schedule for a profile, with a proven bound."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from octojax.ir import Profile
 if TYPE_CHECKING:
     from octojax.report import Panel
     from octojax.tune import TuneResult
+    from octojax.tune.sizes_table import DevicesResult
 
 GIB = 2**30
 
@@ -34,7 +36,23 @@ def command(
         ),
     ] = None,
     capacity_gib: Annotated[
-        float | None, typer.Option(help="Memory of every rank, in GiB; default: the profile's.")
+        float | None,
+        typer.Option(help="Memory of every rank (or device), in GiB; default: the profile's."),
+    ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            help="Choose pipeline x tensor x data and the microbatches for so many devices; "
+            "default: ranks of one device each.",
+            min=1,
+        ),
+    ] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(help="Samples of a step, with --devices; default: none.", min=1)
+    ] = None,
+    max_tensor: Annotated[
+        int | None,
+        typer.Option(help="Widest tensor axis, with --devices; default: a node, or 8.", min=1),
     ] = None,
     host_cost: Annotated[
         float | None,
@@ -82,6 +100,29 @@ def command(
     given = read_profile(profile)
     if host_cost is not None:
         given = given.on(replace(given.machine, host_cost_s=host_cost))
+    if devices is None and (global_batch or max_tensor):
+        raise ValueError("--global-batch and --max-tensor choose sizes for --devices; give that")
+    if devices is not None:
+        decided = {
+            "--ranks": ranks,
+            "--microbatches": microbatches,
+            "--offer-microbatches": offer,
+            "--target-gap": target_gap,
+            "--html": html,
+        }
+        if wrong := [name for name, value in decided.items() if value is not None]:
+            raise ValueError(f"--devices chooses the sizes: leave {', '.join(wrong)} out")
+        if global_batch is None:
+            raise ValueError("--devices needs --global-batch, the samples of one step")
+        chosen = choose_sizes(
+            given, devices, global_batch, max_tensor, capacity_gib, seconds, iterations, seed
+        )
+        if output is not None:
+            chosen.result.plan.save(output)
+        typer.echo(json.dumps(chosen.to_json(), indent=1) if as_json else str(chosen))
+        if output is not None and not as_json:
+            typer.echo(f"plan written to {output}")
+        return
     with Ticker(seconds, iterations) as ticker:
         choose = tune if offer is None else tune_microbatches
         sizes = microbatches if offer is None else read_numbers(offer)
@@ -126,6 +167,32 @@ def _panels(result: "TuneResult", profile: Profile) -> "list[Panel]":
     costs = next((p for p in offered if p.fingerprint == print_of), profile)
     table = generate("1f1b", plan.num_ranks, plan.num_microbatches)
     return compare({plan.name or "tuned": plan, "1f1b": table}, costs).panels()
+
+
+def choose_sizes(
+    profile: Profile,
+    devices: int,
+    global_batch: int,
+    max_tensor: int | None,
+    capacity_gib: float | None,
+    seconds: float | None,
+    iterations: int | None,
+    seed: int,
+) -> "DevicesResult":
+    """Returns the best sizes for `devices`, saying on standard error what is being searched."""
+    from octojax.tune.devices import tune_devices
+
+    return tune_devices(
+        profile,
+        devices,
+        global_batch,
+        max_tensor=max_tensor,
+        capacity_bytes=None if capacity_gib is None else capacity_gib * GIB,
+        seconds=seconds,
+        iterations=iterations,
+        seed=seed,
+        progress=lambda text: print(f"tune: {text}", file=sys.stderr, flush=True),
+    )
 
 
 def read_numbers(text: str) -> tuple[int, ...]:

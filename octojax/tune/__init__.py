@@ -14,6 +14,7 @@ __all__ = [
     "TuneResult",
     "lower_bound",
     "tune",
+    "tune_devices",
     "tune_microbatches",
 ]
 
@@ -40,3 +41,10 @@ def tune_microbatches(*args: Any, **kwargs: Any) -> TuneResult:
     from octojax.tune import batch
 
     return batch.tune_microbatches(*args, **kwargs)
+
+
+def tune_devices(*args: Any, **kwargs: Any) -> Any:
+    """Returns the best sizes of a mesh with their plan; see `octojax.tune.devices`."""
+    from octojax.tune import devices
+
+    return devices.tune_devices(*args, **kwargs)

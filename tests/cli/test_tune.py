@@ -99,3 +99,29 @@ def test_microbatches_can_be_offered(capsys):
     assert max(len(row.split()) for row in data["plan"]["schedule"]) > 0
     assert Plan.from_json(data["plan"]).num_microbatches == 16
     assert run(capsys, PROFILE, "--offer-microbatches", "4,x")[0] == 2
+
+
+def test_devices_choose_sizes_and_show_what_was_weighed(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    sizes = ("--devices", "16", "--global-batch", "1", "--iterations", "1")
+    code, out, err = run(capsys, PROFILE, *sizes, "--json", "-o", str(path))
+    assert code == 0
+    assert "tune: pipeline" in err
+    data = json.loads(out)
+    assert all(r["pipeline"] * r["tensor"] * r["data"] == 16 for r in data["weighed"])
+    assert Plan.load(path).num_ranks == data["best"]["pipeline"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--global-batch", "8"), "choose sizes for --devices; give that"),
+        (("--devices", "8"), "--devices needs --global-batch"),
+        (("--devices", "8", "--global-batch", "8", "--ranks", "2"), "leave --ranks out"),
+        (("--devices", "8", "--global-batch", "8", "--capacity-gib", "0.01"), "no plan of"),
+    ],
+)
+def test_sizes_that_contradict_each_other_are_refused(capsys, options, message):
+    code, _, err = run(capsys, PROFILE, "--iterations", "1", *options)
+    assert code == 2
+    assert message in err
