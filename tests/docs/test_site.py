@@ -56,6 +56,18 @@ def test_every_page_is_reached_from_the_contents():
     )
 
 
+def test_links_stay_among_the_pages():
+    """A link that leaves docs/ is none on the site, whose build would fail."""
+    broken = [
+        f"{page.name}: {target}"
+        for page in DOCS.rglob("*.md")
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+        if not (page.parent / target).resolve().is_relative_to(DOCS)
+        or not (page.parent / target).exists()
+    ]
+    assert broken == []
+
+
 def test_the_notebook_has_been_run_without_errors():
     notebook = json.loads((DOCS / "notebooks" / "model_to_plan.ipynb").read_text("utf-8"))
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
