@@ -111,6 +111,22 @@ def test_dragging_moves_the_picture_with_the_cursor(page, one):
     assert page.js("return octopipe.state.pin") is None
 
 
+def test_the_small_picture_shows_and_chooses_what_is_seen(page, one):
+    page.open(one, "t=0.01,0.02")
+    box = "const b = octopipe.minimap.%s.getBoundingClientRect(); return [b.left, b.right, b.top]"
+    left, right, top = page.js(box % "canvas")
+    whole = page.js("return octopipe.state.view.whole")
+    frame = [(x - left) / (right - left) * whole for x in page.js(box % "frame")[:2]]
+    assert frame == pytest.approx([0.01, 0.02], rel=0.02)
+    at = {"x": left + 0.75 * (right - left), "y": top + 3}
+    button = {"button": "left", "clickCount": 1}
+    page.send("Input.dispatchMouseEvent", type="mousePressed", **at, **button)
+    page.send("Input.dispatchMouseEvent", type="mouseReleased", **at, **button)
+    page.frame()
+    middle = page.js("const v = octopipe.state.view; return (v.from + v.to) / 2")
+    assert middle == pytest.approx(0.75 * whole, rel=1e-3)
+
+
 def test_keys_move_zoom_and_come_back(page, one):
     page.open(one)
     view = "const v = octopipe.state.view; return [v.from, v.to]"

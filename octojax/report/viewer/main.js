@@ -31,7 +31,7 @@ class Viewer {
     this.count = byId("count");
     this.picture = new Picture(byId("picture"));
     this.overlay = new Overlay(byId("overlay"));
-    this.minimap = new Minimap(byId("minimap"));
+    this.minimap = new Minimap(...byId("minimap").children);
     this.details = new Details(byId("details"), (panel, event) => this.go(panel, event));
     this.pointer = null;
     this.frames = []; // milliseconds of CPU that the last frames took
@@ -105,6 +105,7 @@ class Viewer {
       document.getElementById(name).setAttribute("aria-pressed", String(state[name]));
     }
     this.applyMasks();
+    this.minimap.reset();
     this.details.draw(state);
     this.layOut();
     this.request();

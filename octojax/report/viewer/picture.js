@@ -11,7 +11,7 @@ function prepared(canvas, width, height, ratio) {
     canvas.style.width = `${width}px`;
     canvas.style.height = `${height}px`;
   }
-  const context = canvas.getContext("2d");
+  const context = canvas.getContext("2d", { alpha: canvas.id !== "picture" });
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   return context;
 }
