@@ -7,19 +7,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from octojax.diagnosis.accounts import RankAccount, StepPart
     from octojax.diagnosis.changes import Change
     from octojax.diagnosis.comparison import Comparison, compare
     from octojax.diagnosis.critical_path import Segment, critical_path
     from octojax.diagnosis.explanation import Explanation, explain
-    from octojax.diagnosis.losses import Loss, RankAccount
 
 __all__ = [
     "Change",
     "Comparison",
     "Explanation",
-    "Loss",
     "RankAccount",
     "Segment",
+    "StepPart",
     "compare",
     "critical_path",
     "explain",
@@ -29,8 +29,8 @@ _HOMES = {
     "Change": "changes",
     "Comparison": "comparison",
     "Explanation": "explanation",
-    "Loss": "losses",
-    "RankAccount": "losses",
+    "StepPart": "accounts",
+    "RankAccount": "accounts",
     "Segment": "critical_path",
     "compare": "comparison",
     "critical_path": "critical_path",

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from octojax.diagnosis.accounts import busiest, rank_accounts
 from octojax.diagnosis.explanation import as_plan, bound_of, unit_profile
-from octojax.diagnosis.losses import busiest, rank_accounts
 from octojax.ir import Plan, Profile, Schedule, Timeline
 from octojax.report import Panel, render_svg
 from octojax.report.panel import nbytes, seconds

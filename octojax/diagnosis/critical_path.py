@@ -7,12 +7,12 @@
 Shortening anything outside the chain does not shorten the step (it may when the chain moves).
 """
 
-from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
 
-from octojax.ir import Action, ActionSpan, Kind, Overlap, Timeline, TransferSpan
-from octojax.ir.lowering import actions_of, makes
+from octojax.ir import Action, Timeline, TransferSpan
+from octojax.ir.lowering import actions_of
+from octojax.simulate.critical import chains_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,96 +39,28 @@ class Segment:
 def critical_path(timeline: Timeline) -> tuple[Segment, ...]:
     """Returns the chain from zero to the makespan, in order of time; its lengths add up to it.
 
-    Of a step with asynchronous transfers, simulated or measured. Where an action could start for
-    two reasons, the earlier action of its own rank is taken.
+    It is `octojax.simulate.critical.chains_of(timeline).critical`, cut where each event began. A
+    transfer that waited for its link follows the one that was on it, as long as that kept it.
     """
-    if not timeline.actions:
-        return ()
-    return tuple(reversed(_Walk(timeline).back()))
-
-
-class _Walk:
-    def __init__(self, timeline: Timeline) -> None:
-        self.close = 1e-9 * timeline.makespan_s
-        self.rows: dict[int, list[ActionSpan]] = defaultdict(list)
-        for span in timeline.actions:
-            self.rows[span.rank].append(span)
-        self.at = {id(span): i for row in self.rows.values() for i, span in enumerate(row)}
-        self.makers: dict[tuple[str, int, int], ActionSpan] = {}
-        for span in timeline.actions:
-            for action in actions_of(span.item):
-                if (value := makes(action)) is not None:
-                    self.makers[value] = span
-        self.arrivals = {(t.target, t.kind, t.stage, t.microbatch): t for t in timeline.transfers}
-        self.links: dict[tuple[int, int], list[TransferSpan]] = defaultdict(list)
-        for t in sorted(timeline.transfers, key=lambda t: (t.start_s, t.end_s)):
-            self.links[t.source, t.target].append(t)
-        self.last = max(timeline.actions, key=lambda s: (s.end_s, -s.rank))
-        self.end_s = timeline.makespan_s
-
-    def back(self) -> list[Segment]:
-        """The chain from its end to its beginning."""
-        chain: list[Segment] = []
-        span, until = self.last, self.end_s
-        while True:
-            actions = span.item.actions if isinstance(span.item, Overlap) else (span.item,)
-            start = min(span.start_s, until)
-            chain.append(
-                Segment("computation", str(span.item), span.rank, span.rank, start, until, actions)
-            )
+    chains = chains_of(timeline)
+    events = [chains.events[i] for i in chains.critical]
+    pieces: list[Segment] = []
+    until = 0.0
+    for number, event in enumerate(events):
+        moved = isinstance(event, TransferSpan)
+        rank, target = (event.source, event.target) if moved else (event.rank, event.rank)
+        start = max(until, event.start_s)
+        if start > until + 1e-9 * timeline.makespan_s:  # nothing else explains: a measured step
+            pieces.append(Segment("host", "", rank, rank, until, start))
             until = start
-            before = self._before(span)
-            late = self._late(span)
-            ready = max(before.end_s if before else 0.0, late.end_s if late else 0.0)
-            if until > ready + self.close:
-                chain.append(Segment("host", "", span.rank, span.rank, ready, until))
-                until = ready
-            if before is not None and before.end_s >= ready - self.close:
-                span = before
-            elif late is not None:
-                span, until = self._through(late, until, chain)
-            else:
-                break
-        if until > 0:  # a measured step that begins late
-            chain.append(Segment("host", "", span.rank, span.rank, 0.0, until))
-        return chain
-
-    def _before(self, span: ActionSpan) -> ActionSpan | None:
-        """What its rank ran before."""
-        at = self.at[id(span)]
-        return self.rows[span.rank][at - 1] if at > 0 else None
-
-    def _late(self, span: ActionSpan) -> TransferSpan | None:
-        """The input from another rank that came last."""
-        inputs = []
-        for action in actions_of(span.item):
-            if action.kind is Kind.FORWARD:
-                key = span.rank, "F", action.stage - 1, action.microbatch
-            elif action.kind in (Kind.BACKWARD, Kind.INPUT_GRAD):
-                key = span.rank, "B", action.stage + 1, action.microbatch
-            else:
-                continue
-            if key in self.arrivals:
-                inputs.append(self.arrivals[key])
-        return max(inputs, key=lambda t: t.end_s, default=None)
-
-    def _through(
-        self, moved: TransferSpan, until: float, chain: list[Segment]
-    ) -> tuple[ActionSpan, float]:
-        """Goes back over a transfer, and over those before it that kept its link busy."""
-        while True:
-            start = min(moved.start_s, until)
-            chain.append(Segment("transfer", moved.name, moved.source, moved.target, start, until))
-            until = start
-            maker = self.makers[moved.kind, moved.stage, moved.microbatch]
-            if maker.end_s >= start - self.close:
-                return maker, until
-            link = self.links[moved.source, moved.target]
-            at = bisect_left(link, moved.start_s - self.close, key=lambda t: t.start_s)
-            if at == 0:
-                chain.append(Segment("host", "", moved.source, moved.source, maker.end_s, until))
-                return maker, maker.end_s
-            moved = link[at - 1]
+        following = events[number + 1].start_s if number + 1 < len(events) else timeline.makespan_s
+        end = max(until, min(event.end_s, following))
+        end = following if abs(end - following) <= 1e-9 * timeline.makespan_s else end
+        cause, name = ("transfer", event.name) if moved else ("computation", str(event.item))
+        actions = () if moved else actions_of(event.item)
+        pieces.append(Segment(cause, name, rank, target, until, end, actions))
+        until = end
+    return tuple(pieces)
 
 
 def seconds_by(

@@ -5,9 +5,16 @@ from dataclasses import asdict, dataclass, replace
 from html import escape
 from typing import Any
 
+from octojax.diagnosis.accounts import (
+    RankAccount,
+    StepPart,
+    Wait,
+    parts_of,
+    rank_accounts,
+    waits_of,
+)
 from octojax.diagnosis.changes import Change, same_plan
 from octojax.diagnosis.critical_path import critical_path, seconds_by
-from octojax.diagnosis.losses import Loss, RankAccount, Wait, losses, rank_accounts, waits_of
 from octojax.errors import OctoPipeError
 from octojax.ir import LayerCost, Machine, Partition, Plan, Profile, Schedule, uniform_partition
 from octojax.ir.lowering import without_transfers
@@ -40,7 +47,7 @@ class Binding:
 class Explanation:
     """Where a plan's step goes, what binds it, and what would change that.
 
-    `losses` add up to `makespan_s`, and so do the fields of each of `ranks`; `chain` holds the
+    `parts` add up to `makespan_s`, and so do the fields of each of `ranks`; `chain` holds the
     ranks, stages and links of the critical path with their seconds on it, which add up to the
     makespan too (ranks and links; stages are the same time again). `changes` are sorted by what
     they save. `unit` is "s", or "units" where no profile was given.
@@ -52,7 +59,7 @@ class Explanation:
     profile: Profile
     unit: str
     makespan_s: float
-    losses: tuple[Loss, ...]
+    parts: tuple[StepPart, ...]
     ranks: tuple[RankAccount, ...]
     waits: tuple[Wait, ...]
     chain_ranks: tuple[Binding, ...]
@@ -64,7 +71,7 @@ class Explanation:
 
     def __repr__(self) -> str:
         whole = duration(self.makespan_s) if self.unit == "s" else f"{self.makespan_s:.4g} units"
-        lost = max(self.losses[1:], key=lambda x: x.seconds)
+        lost = max(self.parts[1:], key=lambda x: x.seconds)
         best = self.changes[0] if self.changes and self.changes[0].saved_s > 0 else None
         return line("Explanation", self.name, (
             whole,
@@ -87,7 +94,7 @@ class Explanation:
             "source": self.source,
             "unit": self.unit,
             "makespan_s": self.makespan_s,
-            "losses": [asdict(x) for x in self.losses],
+            "parts": [asdict(x) for x in self.parts],
             "ranks": [asdict(x) for x in self.ranks],
             "waits": [asdict(x) for x in self.waits],
             "critical_path": {
@@ -140,7 +147,7 @@ def explain(
         profile=profile,
         unit=unit,
         makespan_s=timeline.makespan_s,
-        losses=losses(timeline),
+        parts=parts_of(timeline),
         ranks=rank_accounts(timeline),
         waits=waits_of(timeline),
         chain_ranks=tuple(Binding(f"rank {r}", s) for r, s in chain_ranks.items()),

@@ -21,7 +21,7 @@ _ALL_OF = {
 
 def words(found: Explanation) -> str:
     """Returns the explanation as lines of text."""
-    parts = (_heading, _losses, _ranks, _chain, _bound, _changes)
+    parts = (_heading, _parts, _ranks, _chain, _bound, _changes)
     return "\n\n".join("\n".join(_wrapped(part(found))) for part in parts)
 
 
@@ -52,9 +52,9 @@ def _heading(found: Explanation) -> list[str]:
     ]
 
 
-def _losses(found: Explanation) -> list[str]:
+def _parts(found: Explanation) -> list[str]:
     rows = [
-        (x.name, _time(found, x.seconds), _share(found, x.seconds), x.where) for x in found.losses
+        (x.name, _time(found, x.seconds), _share(found, x.seconds), x.where) for x in found.parts
     ]
     return [
         "Where the step goes (as the busiest rank has it; the parts add up)",

@@ -70,7 +70,7 @@ def test_explains_json_adds_up(octopipe):
     told = json.loads(out)
     whole = simulate(Plan.load("1f1b.json"), PROFILE).makespan_s
     assert told["makespan_s"] == whole
-    assert sum(x["seconds"] for x in told["losses"]) == pytest.approx(whole)
+    assert sum(x["seconds"] for x in told["parts"]) == pytest.approx(whole)
     chain = told["critical_path"]
     assert sum(x["seconds"] for x in chain["ranks"] + chain["links"]) == pytest.approx(whole)
 

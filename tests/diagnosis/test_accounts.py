@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octojax.diagnosis.accounts import parts_of, rank_accounts, waits_of
 from octojax.diagnosis.critical_path import critical_path, seconds_by
-from octojax.diagnosis.losses import losses, rank_accounts, waits_of
 from octojax.ir import (
     Cause,
     LayerCost,
@@ -52,8 +52,8 @@ def steps(draw):
 @given(steps())
 def test_the_parts_add_up_to_the_step_and_every_rank_to_it_too(timeline):
     close = 1e-9 * timeline.makespan_s
-    assert abs(sum(x.seconds for x in losses(timeline)) - timeline.makespan_s) < close
-    assert all(x.seconds >= -close for x in losses(timeline))
+    assert abs(sum(x.seconds for x in parts_of(timeline)) - timeline.makespan_s) < close
+    assert all(x.seconds >= -close for x in parts_of(timeline))
     for a in rank_accounts(timeline):
         parts = (a.busy_s, a.fill_s, a.drain_s, a.computation_wait_s, a.transfer_wait_s)
         assert abs(sum(parts) + a.host_wait_s - timeline.makespan_s) < close
@@ -92,7 +92,7 @@ def test_a_heavy_last_stage_is_the_imbalance_and_the_chain():
     )
     timeline = simulate(heavy_tail(), profile)
     assert timeline.makespan_s == 1 + 0.75 + 18 + 0.75 + 2
-    parts = {x.name: x for x in losses(timeline)}
+    parts = {x.name: x for x in parts_of(timeline)}
     assert parts["work, evenly spread"].seconds == (6 + 18) / 2
     assert parts["imbalance"].seconds == 6
     assert parts["imbalance"].where == "rank 1 works longest, rank 0 least"
@@ -130,5 +130,5 @@ def test_a_measured_step_waits_for_its_host(late_s):
     timeline = Timeline(whole, spans, (), (summary,))
     causes = [piece.cause for piece in critical_path(timeline)]
     assert causes == (["host"] if late_s else []) + ["computation", "host", "computation"]
-    assert {x.name: x.seconds for x in losses(timeline)}["waiting for the host"] == 0.5
-    assert sum(x.seconds for x in losses(timeline)) == whole
+    assert {x.name: x.seconds for x in parts_of(timeline)}["waiting for the host"] == 0.5
+    assert sum(x.seconds for x in parts_of(timeline)) == whole

@@ -32,7 +32,7 @@ class RankAccount:
 
 
 @dataclass(frozen=True)
-class Loss:
+class StepPart:
     """One part of the makespan: its name, its length, and in words where it arises."""
 
     name: str
@@ -99,7 +99,7 @@ def waits_of(timeline: Timeline, rank: int | None = None) -> tuple[Wait, ...]:
     return tuple(sorted(waits, key=lambda w: (-w.seconds, w.rank, w.peer)))
 
 
-def losses(timeline: Timeline) -> tuple[Loss, ...]:
+def parts_of(timeline: Timeline) -> tuple[StepPart, ...]:
     """Returns the parts of the makespan; they add up to it, to rounding."""
     accounts = rank_accounts(timeline)
     ranks = len(accounts)
@@ -117,22 +117,22 @@ def losses(timeline: Timeline) -> tuple[Loss, ...]:
 
     spread = f"rank {most.rank} works longest, rank {least.rank} least"
     parts = [
-        Loss("work, evenly spread", mean, f"all ranks' work over {ranks}"),
-        Loss(
+        StepPart("work, evenly spread", mean, f"all ranks' work over {ranks}"),
+        StepPart(
             "imbalance",
             most.busy_s - mean,
             spread if most.busy_s > least.busy_s else "all ranks work equally long",
         ),
-        Loss(
+        StepPart(
             "fill and drain",
             most.fill_s + most.drain_s,
             f"around the actions of {of}",
         ),
-        Loss("waiting for computation", most.computation_wait_s, longest(Cause.COMPUTATION)),
-        Loss("waiting for transfers", most.transfer_wait_s, longest(Cause.TRANSFER)),
+        StepPart("waiting for computation", most.computation_wait_s, longest(Cause.COMPUTATION)),
+        StepPart("waiting for transfers", most.transfer_wait_s, longest(Cause.TRANSFER)),
     ]
     if any(a.host_wait_s > 1e-9 * timeline.makespan_s for a in accounts):
         parts.append(
-            Loss("waiting for the host", most.host_wait_s, f"actions of {of} not launched")
+            StepPart("waiting for the host", most.host_wait_s, f"actions of {of} not launched")
         )
     return tuple(parts)
