@@ -28,7 +28,7 @@ def panel_of(source: Source, costs: Profile | None, bound_s: float | None = None
 
     found, note = source.content, source.note
     if isinstance(found, Timeline):
-        return Panel(source.name, found, bound_s)
+        return recorded(source.name, found, bound_s)
     prediction = found.prediction if isinstance(found, Plan) else None
     if costs is None:
         units = StageCosts.unit(found.num_stages, 1, 1, 1, 2)
@@ -45,6 +45,14 @@ def panel_of(source: Source, costs: Profile | None, bound_s: float | None = None
     title = f"{source.name}, simulated with profile {costs.name}"
     capacities = tuple(map(costs.machine.capacity, range(found.num_ranks)))
     return Panel(title, timeline, bound_s, note, layers_of(found, costs), capacities)
+
+
+def recorded(name: str, timeline: Timeline, bound_s: float | None = None) -> "Panel":
+    """Returns the panel of a timeline as it is, with a note where its clocks disagree."""
+    from octojax.diagnosis.skew import clock_skew
+    from octojax.report import Panel
+
+    return Panel(name, timeline, bound_s, str(clock_skew(timeline) or ""))
 
 
 def layers_of(found: Schedule | Plan | LoweredPlan, profile: Profile | None) -> tuple[str, ...]:

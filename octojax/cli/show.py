@@ -1,12 +1,13 @@
 """`octopipe show`: plans, schedules or recorded timelines as one picture."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from octojax.cli.panels import panel_of, write_pictures
+from octojax.cli.panels import panel_of, recorded, write_pictures
 from octojax.cli.read import AnyProfile, expect_writable, read_profile, read_timeline
 from octojax.cli.sources import NAMED, read_sources, schedule_names
 
@@ -68,8 +69,6 @@ def command(
 
 
 def _panels(files, profile, any_profile, measured, bound, ranks, microbatches):
-    from octojax.report import Panel
-
     costs = None if profile is None else read_profile(profile)
     sources = read_sources(files, costs, any_profile, ranks, microbatches)
     panels = [panel_of(source, costs, bound) for source in sources]
@@ -84,5 +83,6 @@ def _panels(files, profile, any_profile, measured, bound, ranks, microbatches):
         timeline, first = read_timeline(measured), panels[0]
         same = len(timeline.ranks) == len(first.timeline.ranks)
         layers, capacities = (first.layers, first.capacities_bytes) if same else ((), ())
-        panels.append(Panel("measured", timeline, None, "", layers, capacities))
+        panel = recorded("measured", timeline)
+        panels.append(replace(panel, layers=layers, capacities_bytes=capacities))
     return panels
