@@ -18,7 +18,7 @@ MOST_ACTIONS = 1_000_000
 
 SCRIPTS = (
     "data", "words", "palette", "layout", "raster", "picture", "overlay", "minimap", "search",
-    "selection", "details", "address", "input", "main",
+    "selection", "details", "address", "input", "commands", "viewer", "main",
 )  # fmt: skip
 """The viewer's parts, `viewer/NAME.js`, as they stand one after the other in the page."""
 

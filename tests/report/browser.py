@@ -91,14 +91,12 @@ class Page:
     def console(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
-    def requests(self) -> list[str]:
-        """The addresses that were asked for since the last call."""
+    def requests(self, path: Path) -> set[str]:
+        """The addresses that a page, and no page of the browser's own, asked for."""
         messages = [json.loads(e["message"])["message"] for e in self.driver.get_log("performance")]
-        return [
-            m["params"]["request"]["url"]
-            for m in messages
-            if m["method"] == "Network.requestWillBeSent"
-        ]
+        sent = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+        mine = [r for r in sent if r.get("documentURL", "").startswith(path.as_uri())]
+        return {r["request"]["url"] for r in mine}
 
 
 @contextmanager

@@ -23,7 +23,8 @@ function addressOf(state) {
 
 function range(text, most) {
   const numbers = (text ?? "").split(",").map(Number);
-  const good = text && numbers.length === 2 && numbers.every(Number.isFinite) && numbers[0] < numbers[1];
+  const good =
+    text && numbers.length === 2 && numbers.every(Number.isFinite) && numbers[0] < numbers[1];
   return good ? numbers.map((n) => Math.max(0, Math.min(most, n))) : null;
 }
 

@@ -28,7 +28,8 @@ async function columnsOf(panel) {
     for (let plane = 0; plane < 4; plane++) {
       for (let i = 0; i < length; i++) numbers[i] |= bytes[at++] << (8 * plane);
     }
-    if (differences) for (let i = 1; i < length; i++) numbers[i] = (numbers[i] + numbers[i - 1]) | 0;
+    if (differences)
+      for (let i = 1; i < length; i++) numbers[i] = (numbers[i] + numbers[i - 1]) | 0;
     columns[name] = numbers;
   }
   return columns;

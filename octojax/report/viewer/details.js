@@ -31,20 +31,37 @@ class Details {
     this.element.replaceChildren();
     this.element.hidden = !pin && !selection;
     if (selection) this.element.append(...this.selected(panels, selection));
-    if (pin) this.element.append(...(pin.event >= 0 ? this.event(state, pin) : this.idle(state, pin)));
+    if (pin)
+      this.element.append(...(pin.event >= 0 ? this.event(state, pin) : this.idle(state, pin)));
   }
 
   link(panel, event) {
     if (event < 0) return nameOf(panel, event);
-    return node("button", { className: "link", onclick: () => this.go(panel, event) }, nameOf(panel, event));
+    return node(
+      "button",
+      { className: "link", onclick: () => this.go(panel, event) },
+      nameOf(panel, event),
+    );
   }
 
   selected(panels, selection) {
     const [from, to] = selection;
     const unit = panels[0]?.unit ?? "s";
-    const head = node("tr", {}, node("th"), ...panels.map((p) => node("th", {}, panels.length > 1 ? p.letter : "all ranks")));
+    const head = node(
+      "tr",
+      {},
+      node("th"),
+      ...panels.map((p) => node("th", {}, panels.length > 1 ? p.letter : "all ranks")),
+    );
     const rows = selectionTable(panels, selection).map(([name, ...cells]) =>
-      node("tr", {}, node("th", {}, name), ...cells.map(([time, share]) => node("td", {}, time, node("div", { className: "soft" }, share)))),
+      node(
+        "tr",
+        {},
+        node("th", {}, name),
+        ...cells.map(([time, share]) =>
+          node("td", {}, time, node("div", { className: "soft" }, share)),
+        ),
+      ),
     );
     return [
       node("h2", {}, `Selected: ${timeText(to - from, unit)}`),
@@ -107,7 +124,11 @@ class Details {
   wait(panel, gap) {
     const on = panel.gaps.on[gap];
     const text = node("span", {}, waitText(panel, gap));
-    if (on >= 0) text.append(" ", node("button", { className: "link", onclick: () => this.go(panel, on) }, "show"));
+    if (on >= 0)
+      text.append(
+        " ",
+        node("button", { className: "link", onclick: () => this.go(panel, on) }, "show"),
+      );
     return text;
   }
 
@@ -139,14 +160,21 @@ class Details {
       .slice(-CHAIN_SHOWN)
       .reverse()
       .map((e) => {
-        const where = e < panel.count ? `rank ${panel.rank[e]}` : `from rank ${panel.transfers.source[e - panel.count]}`;
+        const where =
+          e < panel.count
+            ? `rank ${panel.rank[e]}`
+            : `from rank ${panel.transfers.source[e - panel.count]}`;
         const [from, to] = spanOf(panel, e);
         return node("li", {}, this.link(panel, e), ` ${where}, ${timeText(to - from, panel.unit)}`);
       });
     const more = chain.length - items.length;
     return [
       node("h3", {}, "Back to the start of the step"),
-      node("p", {}, `${chain.length} events: ${share(computing)} of computing, ${share(moving)} of transfers`),
+      node(
+        "p",
+        {},
+        `${chain.length} events: ${share(computing)} of computing, ${share(moving)} of transfers`,
+      ),
       node("ol", { id: "chain" }, ...items),
       ...(more ? [node("p", { className: "soft" }, `and ${more} earlier`)] : []),
     ];

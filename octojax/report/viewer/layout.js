@@ -84,10 +84,7 @@ class View {
   /** Shows `factor` times as much time; what stands at `x` stays there. */
   zoom(factor, x) {
     const time = this.timeAt(x);
-    const span = Math.min(
-      this.whole,
-      Math.max(this.extent * 1e-7, (this.to - this.from) * factor),
-    );
+    const span = Math.min(this.whole, Math.max(this.extent * 1e-7, (this.to - this.from) * factor));
     const from = time - ((x - this.left) / this.plot) * span;
     this.show(from, from + span);
   }
@@ -107,6 +104,8 @@ class View {
   rowAt(rows, y) {
     const at = y - AXIS + this.scroll;
     if (y < AXIS) return undefined;
-    return rows.find((row) => at >= row.top && at < row.top + row.height + (row.memory ? row.memory + 2 : 0));
+    return rows.find(
+      (row) => at >= row.top && at < row.top + row.height + (row.memory ? row.memory + 2 : 0),
+    );
   }
 }

@@ -91,7 +91,8 @@ class Overlay {
       const microbatch = panel.microbatches[0][event];
       context.fillStyle = palette.css.ink;
       for (let i = 0; i < panel.count; i++) {
-        const same = panel.microbatches[0][i] === microbatch || panel.microbatches[1][i] === microbatch;
+        const same =
+          panel.microbatches[0][i] === microbatch || panel.microbatches[1][i] === microbatch;
         if (!same || panel.end[i] < view.from || panel.start[i] > view.to) continue;
         const row = this.row(panel, panel.rank[i]);
         const [top, height] = this.edge(view, row);
@@ -117,7 +118,10 @@ class Overlay {
       return down === (i === 0) ? top + height : top;
     });
     const [x0, x1] = [view.xOf(start[t]), view.xOf(end[t])];
-    for (const [colour, width] of [[palette.css.paper, 3.5], [palette.css.accent, 1.5]]) {
+    for (const [colour, width] of [
+      [palette.css.paper, 3.5],
+      [palette.css.accent, 1.5],
+    ]) {
       context.strokeStyle = colour;
       context.lineWidth = width;
       context.beginPath();
@@ -156,7 +160,9 @@ class Overlay {
 
   selection(context, { view, palette, selection }) {
     if (!selection) return;
-    const [x0, x1] = selection.map((time) => Math.max(view.left, Math.min(view.width, view.xOf(time))));
+    const [x0, x1] = selection.map((time) =>
+      Math.max(view.left, Math.min(view.width, view.xOf(time))),
+    );
     context.fillStyle = palette.css.accent;
     context.globalAlpha = 0.14;
     context.fillRect(x0, 0, x1 - x0, view.height);

@@ -91,17 +91,18 @@ function paletteOf(element) {
         if (odd) base = mixed(base, black, 0.14);
       }
       if (dimmed) {
-        base = idle ? base : mixed(base, paper, 0.72);
+        base = mixed(base, paper, 0.72);
         text = textOf(mixed(parsed(readable(base)), base, 0.55));
       }
-      variants.push({ ...look(base, tile, idle ? 0.25 : dimmed ? 0.08 : 0.22), text });
+      variants.push({ ...look(base, tile, dimmed ? 0.08 : idle ? 0.25 : 0.22), text });
     }
     looks.push(variants);
   }
   // of a column's shares: every code, and every code dimmed
   const pixels = new Uint32Array(2 * CODES);
   looks.forEach((variants, code) => {
-    if (variants) [pixels[code], pixels[code + CODES]] = [variants[0].base, variants[2 * SHADES].base];
+    if (variants)
+      [pixels[code], pixels[code + CODES]] = [variants[0].base, variants[2 * SHADES].base];
   });
   const text = (name) => style.getPropertyValue(`--${name}`).trim();
   return {

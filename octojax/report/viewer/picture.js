@@ -44,7 +44,15 @@ class Picture {
       const { panel, rank } = row;
       const least = 11 * ratio;
       const wide = drawRow(
-        surface, panel, rank, view.from, view.to, top, tall, palette, row.height < 11 ? Infinity : least,
+        surface,
+        panel,
+        rank,
+        view.from,
+        view.to,
+        top,
+        tall,
+        palette,
+        row.height < 11 ? Infinity : least,
       );
       if (wide.length) labels.push([row, wide]);
       if (row.memory) {
@@ -104,7 +112,11 @@ class Picture {
       context.textAlign = "left";
       context.fillStyle = palette.css.ink;
       const letter = panels.length > 1 ? `${panel.letter}  ` : "";
-      context.fillText(fitted(context, letter + panel.heading, view.width - 16), 8, y + row.height / 2 + 2);
+      context.fillText(
+        fitted(context, letter + panel.heading, view.width - 16),
+        8,
+        y + row.height / 2 + 2,
+      );
       return;
     }
     context.fillStyle = palette.css.line;

@@ -124,7 +124,7 @@ function drawRow(surface, panel, rank, from, to, top, height, palette, least) {
   for (let i = above(end, from, first[rank], last); i < last && start[i] < to; i++) {
     const what = code[i];
     const action = what < IDLE ? of[i] : -1;
-    const dim = mask !== null && action >= 0 && !mask[action];
+    const dim = mask !== null && (action < 0 || !mask[action]);
     const a = Math.max(0, (start[i] - from) * scale);
     const b = Math.min(surface.width, (end[i] - from) * scale);
     let x0 = Math.floor(a);

@@ -27,7 +27,9 @@ function wordTest(word) {
   if (/^\d+$/.test(word)) {
     return (panel, i) => panel.microbatches.some((numbers) => numbers[i] === +word);
   }
-  const kind = KINDS.findIndex((k) => k === word.toUpperCase() || KIND_NAMES[k] === word.toLowerCase());
+  const kind = KINDS.findIndex(
+    (k) => k === word.toUpperCase() || KIND_NAMES[k] === word.toLowerCase(),
+  );
   if (kind >= 0) {
     return (panel, i) => panel.kind[i] === kind || (panel.kind[i] === OVERLAP && kind < 2);
   }
@@ -35,7 +37,10 @@ function wordTest(word) {
   const stages = new Map(); // of each panel: whether its stages have a layer of this name
   return (panel, i) => {
     if (!stages.has(panel)) {
-      stages.set(panel, panel.layers.map((layers) => layers.toLowerCase().includes(text)));
+      stages.set(
+        panel,
+        panel.layers.map((layers) => layers.toLowerCase().includes(text)),
+      );
     }
     return panel.stages.some((numbers) => stages.get(panel)[numbers[i]]);
   };
@@ -43,7 +48,10 @@ function wordTest(word) {
 
 /** Returns `{panel, event}` of every action that all words of a text name, in order of time. */
 function search(panels, text) {
-  const words = text.trim().replace(/\b(microbatch|stage|rank|mb)\s+(?=\d)/gi, "$1=").split(/\s+/);
+  const words = text
+    .trim()
+    .replace(/\b(microbatch|stage|rank|mb)\s+(?=\d)/gi, "$1=")
+    .split(/\s+/);
   const tests = words.filter(Boolean).map(wordTest);
   if (!tests.length) return null;
   const matches = [];

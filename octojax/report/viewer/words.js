@@ -14,7 +14,12 @@ const CAUSE_NAMES = {
   host: "host: the value is there and the action is not launched yet",
   imbalance: "imbalance: this rank has less work than the busiest",
 };
-const TIME_UNITS = [[1, "s"], [1e-3, "ms"], [1e-6, "us"], [1e-9, "ns"]];
+const TIME_UNITS = [
+  [1, "s"],
+  [1e-3, "ms"],
+  [1e-6, "us"],
+  [1e-9, "ns"],
+];
 
 function digits(value) {
   return String(+value.toPrecision(4));
@@ -163,7 +168,8 @@ function rankLines(panel, rank, base) {
   for (let i = first[rank]; i < first[rank + 1]; i++) {
     if (code[i] >= IDLE) sums.set(code[i], (sums.get(code[i]) ?? 0) + end[i] - start[i]);
   }
-  const share = (time) => `${timeText(time, panel.unit)} (${shareText(time / (panel.makespan_s || 1))})`;
+  const share = (time) =>
+    `${timeText(time, panel.unit)} (${shareText(time / (panel.makespan_s || 1))})`;
   const busy = panel.busy_s[rank];
   const lines = [`rank ${rank}`, `busy ${share(busy)}`];
   for (const [cause, time] of [...sums].sort((a, b) => a[0] - b[0])) {
@@ -174,7 +180,9 @@ function rankLines(panel, rank, base) {
   if (panel !== base && rank < base.ranks) {
     const more = (own, other) => differenceText(own - other, panel.unit);
     const idle = [panel, base].map((p) => p.makespan_s - p.busy_s[rank]);
-    lines.push(`against ${base.letter}: busy ${more(busy, base.busy_s[rank])}, bubble ${more(...idle)}`);
+    lines.push(
+      `against ${base.letter}: busy ${more(busy, base.busy_s[rank])}, bubble ${more(...idle)}`,
+    );
   }
   return lines;
 }
