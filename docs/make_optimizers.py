@@ -380,7 +380,7 @@ def errors_of(plan: UpdatePlan, optimizer: Any, of: Model) -> dict[str, float]:
     relative to each leaf's largest value."""
     params, state = of.params, optimizer.init(of.params)
     inputs = {End(Role.PARAM, i): x for i, x in enumerate(pieces(params, plan))}
-    outputs = evaluate(plan.init, inputs, plan.num_ranks)
+    outputs = evaluate(plan.init, inputs)
     worst = dict.fromkeys(KINDS, 0.0)
     compare(user_state(plan, outputs), state, worst)
     for _ in range(2):
@@ -393,7 +393,7 @@ def errors_of(plan: UpdatePlan, optimizer: Any, of: Model) -> dict[str, float]:
             if end.role is Role.NEW_STATE
         }
         inputs[End(Role.EXTRA, 0)] = value
-        outputs = evaluate(plan.update, inputs, plan.num_ranks)
+        outputs = evaluate(plan.update, inputs)
         updates, state = optimizer.update(grads, state, params, value=value)
         params = optax.apply_updates(params, updates)
         new = [outputs[End(Role.NEW_PARAM, i)] for i in range(len(plan.param_pieces))]

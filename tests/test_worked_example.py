@@ -11,6 +11,7 @@ import pytest
 
 import octojax as octopipe
 from octojax.executor.lower import lower
+from octojax.ir.exchange import with_update
 from octojax.ir.verify import naive_deadlock
 from octojax.passes import (
     JoinActions,
@@ -54,6 +55,7 @@ def test_every_table_and_the_run(step):
         str(schedule),
         str(split),
         *("\n".join(plan.lines) for plan in (naive, joined, reordered, final)),
+        "\n".join(with_update(final, step.update_plan.update.outline).lines),
         ", ".join(map(str, ran)),
     ]
 

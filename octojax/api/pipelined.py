@@ -15,7 +15,13 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from octojax import compat
-from octojax.api.agreement import REMEDY, Stamp, constant_facts, value_facts
+from octojax.api.agreement import (
+    REMEDY,
+    Stamp,
+    constant_facts,
+    optimizer_facts,
+    value_facts,
+)
 from octojax.api.copies import find_copies, warn_of_copies
 from octojax.api.initialization import Initialization
 from octojax.api.leaf_sources import GivenLeaves, JoinedLeaves, LeafSource, Part, ReadLeaves, Tail
@@ -35,6 +41,7 @@ from octojax.api.report import unit_bytes
 from octojax.api.state_layout import Held, StateLayout, check_alive
 from octojax.api.structure import leaves_like, listed, refuse_packed, valueless
 from octojax.api.tuning import tuned_plan
+from octojax.api.update_plan import trained_units, update_of
 from octojax.api.whole_batch import WholeBatch, leaves_without_rows
 from octojax.costs import Device, estimate
 from octojax.errors import GradientWarning, LossError, PlanError
@@ -46,9 +53,11 @@ from octojax.executor.recorded import Recorder
 from octojax.executor.share import Share
 from octojax.executor.step_thread import GRACE_S, StepThread
 from octojax.executor.transports import transport
+from octojax.executor.update import values_of
 from octojax.executor.wiring import wiring_of
 from octojax.frontends import PureLoss, is_constructor
 from octojax.ir import Cargo, LoweredPlan, Plan, Schedule
+from octojax.ir.exchange import owners, with_update
 from octojax.jaxprs.shardings import check_shardings, evaluate
 from octojax.layers.cut import StagedLoss, cut_stages
 from octojax.layers.find import LayeredLoss, find_layers
@@ -65,6 +74,7 @@ from octojax.stages.fingerprint import fingerprint, portable
 from octojax.stages.program import Ref, Role, Stage
 from octojax.stages.put_in import put_in_units
 from octojax.trace import Leaves, path_name
+from octojax.update import UpdatePlan
 
 TYPICAL = Device(flops_per_s=1e12, bandwidth_bytes_per_s=3e10)
 """Only for the order of transfers, where no profile is given: what counts is how stages compare."""
@@ -111,13 +121,19 @@ class PipelinedLoss:
         if mesh is None and ranks is None and self.mesh.num_ranks == 1:
             warnings.warn(ONE_DEVICE, stacklevel=3)
         with self.mesh.in_force(named=self.under_mesh):
-            self._plan(pure, batch, options, table, optimizer)
+            lowered = self._plan(pure, batch, options, table, optimizer)
+        self.trained = trained_units(self.staged)
+        self.update: UpdatePlan | None = None
+        if optimizer is not None:
+            ranks = [max(0, owner) for owner in owners(lowered)]
+            self.update = update_of(optimizer, self.staged, ranks, self.mesh)
+            lowered = with_update(lowered, self.update.update.outline)
+        self.lowered: Lowered = self._lower(lowered)
         self._warn_of_put_in()
         self._warn_of_copies()
         self.calls = StepThread(self.timeout_s, 0.0 if several() else GRACE_S)
         self.compilations = 0
         self._zero_gradients: dict[int, jax.Array] = {}
-        self.facts: dict[str, str] = {}  # what else the processes must have alike
         self._compared = False  # whether a batch has been, thoroughly
 
     # ------------------------------------------------------------------ cutting
@@ -129,8 +145,9 @@ class PipelinedLoss:
         options: Options,
         table: Schedule | None,
         optimizer: optax.GradientTransformation | None,
-    ) -> None:
-        """Traces, plans, cuts and differentiates, all under the mesh that the model sees."""
+    ) -> LoweredPlan:
+        """Traces, plans, cuts and differentiates, all under the mesh that the model sees; returns
+        what the ranks execute until the gradients are there."""
         count = options.microbatches or (table.num_microbatches if table is not None else 1)
         paths, self.batch_tree = jax.tree_util.tree_flatten_with_path(batch)
         names = [path_name(path) or "the batch" for path, _ in paths]
@@ -175,7 +192,7 @@ class PipelinedLoss:
         self.stages: tuple[tuple[Stage, ...], ...] = self._stages()
         self._check_state()
         wiring = wiring_of(self.stages, len(self.staged.units))
-        self.lowered: Lowered = self._lower(pipeline.lower(self.plan, wiring))
+        return pipeline.lower(self.plan, wiring)
 
     @property
     def schedule(self) -> Schedule:
@@ -325,7 +342,7 @@ class PipelinedLoss:
                 "lowered plan": str(self.lowered.plan),
                 **stages,
                 **(constant_facts(self.staged.constants) if compares else {}),
-                **self.facts,
+                **(optimizer_facts(self.update) if compares and self.update else {}),
                 "compare_values": str(compares),
                 "order of transfers": " ".join(step.transfers[k].name for k in step.order),
                 "batch": str(self.batch.avals),
@@ -369,7 +386,9 @@ class PipelinedLoss:
         self.calls.refuse_if_closed("a program of this step")
         self._agree()
         make = transport(self.options.transport, self.timeout_s)
-        engine = Engine(lowered, self.mesh, self.batch, self._model, make, self.timeout_s)
+        where = [rank.replicated for rank in self.mesh.ranks]
+        values = {} if self.update is None else values_of(self.update.update, where)
+        engine = Engine(lowered, self.mesh, self.batch, self._model, make, self.timeout_s, values)
         with busy("compiling"):
             self.compilations += engine.compile(
                 partial(
@@ -515,7 +534,7 @@ class PipelinedLoss:
         return self.plan.placement.stages[stage or 0][0]
 
     def copies(self, units: Sequence[jax.Array | None]) -> tuple[tuple[jax.Array, ...], ...]:
-        return tuple(map(tuple, self.trainer.engine.refresh(units, self.calls.stop)))
+        return self.trainer.engine.refresh(units, self.calls.stop)
 
     def _sources(self, engine: Engine) -> list[list[int]]:
         """Per local rank, where its parameters stand in `units + copies`."""

@@ -13,7 +13,6 @@ import optax
 from octojax import compat
 from octojax.api import saving
 from octojax.api.adoption import adopt
-from octojax.api.agreement import optimizer_facts
 from octojax.api.beside import beside_slots
 from octojax.api.opt_state import opt_state_of, with_hyperparams
 from octojax.api.options import options_of
@@ -26,13 +25,14 @@ from octojax.api.state_layout import check_alive
 from octojax.errors import ExecutionError, NonFiniteError
 from octojax.executor.engine import Results
 from octojax.executor.recorded import Ledger, Recorder, timeline_of
-from octojax.executor.share import SharedExchange
+from octojax.executor.update import Update, values_of
 from octojax.frontends import adapt, is_constructor
 from octojax.ir import LayerGraph, LoweredPlan, Machine, Plan, Timeline
+from octojax.ir.exchange import end_rows
 from octojax.ir.shown import count, line, picture
 from octojax.processes import call
 from octojax.programs.recipe import stored
-from octojax.update import GRAD_NORM, Places, Update, UpdatePlan, build_update
+from octojax.update import GRAD_NORM, Places, UpdatePlan
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,10 @@ class TrainStep:
 
     def first_opt_state(self, held: Held) -> Any:
         """Returns what `optimizer.init` makes of the parameters, on the ranks."""
-        return self.loss.calls.run(lambda: self.update.init(self._optimized(held.units)), "init")
+        loss = self.loss
+        return loss.calls.run(
+            lambda: self.update.init(self._optimized(held.units), loss.calls.stop), "init"
+        )
 
     def renewed(self, held: Held, opt_state: Any, count: int) -> TrainState:
         """Returns a training state of this step after `count` calls."""
@@ -224,14 +227,19 @@ class TrainStep:
         carried, counters = loss.next_state(state.held, results)
         gradients, extra = self._gradients(results), self._extra(value)
         old = _spare((self._optimized(state.held.units), state.opt_state))
+        others = dict(enumerate(state.held.units))
         loss.calls.stop.commit()  # from here on the buffers of `state` are taken over
         self._newest = None
         try:
-            new, opt_state, scalars = self.update.apply(old[0], gradients, old[1], extra)
+            new, opt_state, scalars, copies = self.update.apply(
+                old[0], gradients, old[1], extra, others, loss.calls.stop, recorder
+            )
             units: list[Any] = list(state.held.units)
-            for unit, value_ in zip(self._trained, new, strict=True):
+            for unit, value_ in zip(loss.trained, new, strict=True):
                 units[unit] = value_
-            held = Held(tuple(units), loss.copies(units), carried, counters)
+            held = Held(tuple(units), copies, carried, counters)
+            if loss.share is not None:
+                loss.trainer.engine.transport.drain()
         except Exception as error:
             raise _failed_update(error, state) from error
         metrics = {"loss": value, "grad_norm": scalars[GRAD_NORM]}
@@ -407,60 +415,41 @@ class TrainStep:
 
     # ------------------------------------------------------------------ the update
 
-    @cached_property
-    def _trained(self) -> tuple[int, ...]:
-        """The units that the optimizer sees: every leaf of the parameters, in their order."""
-        staged = self.loss.staged
-        num = len(staged.traced.params)
-        found = [u for u, unit in enumerate(staged.units) if unit.leaf < num]
-        return tuple(
-            sorted(found, key=lambda u: (staged.units[u].leaf, staged.units[u].index or 0))
-        )
-
-    def _optimized(self, units: Any) -> list[jax.Array]:
-        return [units[u] for u in self._trained]
-
-    @cached_property
+    @property
     def update_plan(self) -> UpdatePlan:
         """The optimizer update as programs per rank, not compiled."""
-        loss, staged = self.loss, self.loss.staged
-        units: dict[int, list[int]] = {}
-        for unit in self._trained:
-            units.setdefault(staged.units[unit].leaf, []).append(unit)
-        leaves, owners = [], []
-        for _, mine in sorted(units.items()):
-            aval, ranks = staged.unit_avals[mine[0]], [loss.owners[u] for u in mine]
-            rows = staged.units[mine[0]].index is not None
-            shape = (len(mine), *aval.shape) if rows else aval.shape
-            leaves.append(jax.ShapeDtypeStruct(shape, aval.dtype))
-            owners.append(ranks if rows else ranks[0])
-        tree = staged.traced.params.unflatten(leaves)
-        value = jax.ShapeDtypeStruct((), staged.emits[0].dtype)
-        extra = {"value": value}
-        return build_update(self.optimizer, tree, owners, loss.mesh.num_ranks, extra=extra)
+        assert self.loss.update is not None, "a training step has an optimizer"
+        return self.loss.update
 
     @cached_property
     def update(self) -> Update:
         """The optimizer update, spread over the ranks."""
         loss, plan = self.loss, self.update_plan
-        here = set(loss.mesh.local_ranks)
+        here, engine = set(loss.mesh.local_ranks), loss.trainer.engine
+        where = tuple(r.replicated for r in loss.mesh.ranks)
         places = Places(
-            tuple(r.replicated if r.index in here else None for r in loss.mesh.ranks),
-            tuple(loss.home(u) if loss.owners[u] in here else None for u in self._trained)
+            tuple(x if rank in here else None for rank, x in enumerate(where)),
+            tuple(loss.home(u) if loss.owners[u] in here else None for u in loss.trained)
             if any(any(spec) for spec in loss.unit_specs)
             else (),
         )
-        if loss.share is None:
-            return Update(plan, places, compiler_options=loss.options.compiler_options)
-        if loss.options.compare_values:
-            loss.facts.update(optimizer_facts(plan))
-        update, init = (SharedExchange(x, loss.share) for x in (plan.update, plan.init))
-        return Update(plan, places, update, init, compiler_options=loss.options.compiler_options)
+        return Update(
+            plan,
+            places,
+            end_rows(loss.lowered.plan),
+            engine.crew("UP"),
+            engine.further_crew(values_of(plan.init, where)),
+            units=loss.trained,
+            compiler_options=loss.options.compiler_options,
+        )
 
     @cached_property
     def origin(self) -> Origin:
         """Names what this step's states are made for; see `Origin`."""
         return origin_of(self.loss, self.update_plan)
+
+    def _optimized(self, units: Any) -> list[jax.Array]:
+        return [units[u] for u in self.loss.trained]
 
     def _expect_state(self, state: Any) -> None:
         """Raises unless `state` is one of this step's, or of a step of the same origin."""
@@ -511,7 +500,7 @@ class TrainStep:
 
     def _gradients(self, results: Results) -> list[Any]:
         filled = self.loss.filled(results)
-        return [filled[u] for u in self._trained]
+        return [filled[u] for u in self.loss.trained]
 
 
 def _expect_kind(state: Any) -> None:

@@ -18,12 +18,21 @@ from octojax.executor.lower import Lowered
 from octojax.executor.nonfinite import non_finite
 from octojax.executor.prepare import Model, Preparation
 from octojax.executor.recorded import Recorder
+from octojax.executor.routine import (
+    Crew,
+    Routine,
+    RoutineBuilder,
+    copied_units,
+    copies_of,
+    run_routines,
+)
 from octojax.executor.run import Bound, RankThreads, Walk, bind, run_rank
 from octojax.executor.stop import Stop
 from octojax.executor.transport import StandIns, Transport
 from octojax.executor.values import Place, Value
 from octojax.executor.waves import compile_in_waves
 from octojax.ir import Cargo, Transfer
+from octojax.ir.exchange import end_rows
 from octojax.jaxprs.dataflow import shape_of
 from octojax.mesh import PipelineMesh, Rank
 from octojax.programs.build import Job
@@ -38,6 +47,7 @@ from octojax.programs.recipe import (
     unstored,
 )
 from octojax.stages.program import OwnTerm
+from octojax.update import End, Role
 
 MakeTransport = Callable[
     [Sequence[Transfer], Sequence[Sequence[jax.ShapeDtypeStruct]], PipelineMesh], Transport
@@ -72,13 +82,15 @@ class Engine:
         model: Model,
         make_transport: MakeTransport,
         timeout_s: float = 600.0,
+        update_values: Mapping[Transfer, Sequence[jax.ShapeDtypeStruct]] | None = None,
     ) -> None:
-        self.timeout_s = timeout_s
+        self.timeout_s, self.update_values = timeout_s, update_values or {}
         self.lowered, self.mesh, self.batch, self.model = lowered, mesh, batch, model
         self.step: StepProgram = lowered.step
         self.ranks = [self.step.ranks[r] for r in mesh.local_ranks]
         self.make_transport = make_transport
         self.threads: RankThreads | None = None
+        self.further_transports: list[Transport] = []
 
     # ------------------------------------------------------------------ compilation
 
@@ -268,12 +280,42 @@ class Engine:
         self.transport = self.make_transport(self.step.transfers, self._at_targets(), self.mesh)
         self.parts = [self._part(r, finishes[r.rank]) for r in self.ranks]
         self.threads = RankThreads([r.rank for r in self.ranks], self.timeout_s)
+        self.copying = self._copying(self.crew("P"))
+
+    def crew(self, kinds: str) -> Crew:
+        """Returns who carries out the end of a step; `kinds` are the transfers in it."""
+        assert self.threads is not None, "Engine.ready was not called"
+        numbers = {t: k for k, t in enumerate(self.step.transfers)}
+        return Crew(self.threads, self.transport, numbers, self.step.order_of(kinds))
+
+    def further_crew(self, values: Mapping[Transfer, Sequence[jax.ShapeDtypeStruct]]) -> Crew:
+        """Returns who carries out what is no part of a step (an optimizer's first state), with a
+        transport of its own if there are transfers."""
+        assert self.threads is not None, "Engine.ready was not called"
+        numbers = {transfer: k for k, transfer in enumerate(values)}
+        transport = self.transport
+        if values:
+            transport = self.make_transport(tuple(values), tuple(values.values()), self.mesh)
+            self.further_transports.append(transport)
+        return Crew(self.threads, transport, numbers, tuple(numbers.values()))
+
+    def _copying(self, crew: Crew) -> list[tuple[Routine, list[Bound]]]:
+        """What the local ranks do to renew the copies of parameters."""
+        rows = end_rows(self.lowered.plan.without_update())
+        routines = []
+        for program in self.ranks:
+            row = rows[program.rank]
+            inputs = [End(Role.COPY, unit) for unit in copied_units(row, {})]
+            routines.append(RoutineBuilder(None, program.rank, crew.numbers, {}).build(row, inputs))
+        return [(routine, bind(routine, (), self.transport)) for routine in routines]
 
     def _at_targets(self) -> list[tuple[jax.ShapeDtypeStruct, ...]]:
         """How the values of each transfer lie at its target."""
         pairs = zip(self.step.transfers, self.step.values, strict=True)
         return [
-            tuple(self._on_rank(value, self.mesh.ranks[transfer.target]) for value in values)
+            tuple(self.update_values[transfer])
+            if transfer.kind is Cargo.UPDATE
+            else tuple(self._on_rank(value, self.mesh.ranks[transfer.target]) for value in values)
             for transfer, values in pairs
         ]
 
@@ -406,29 +448,19 @@ class Engine:
 
     def refresh(
         self, params: Sequence[jax.Array | None], stop: Stop | None = None
-    ) -> list[Sequence[jax.Array]]:
+    ) -> tuple[tuple[jax.Array, ...], ...]:
         """Returns, per `P` transfer, the copies of shared parameters at their other holders."""
-        stop = stop or Stop()
-        self.transport.begin(self.step.order_of("P"), stop)
-        copies: list[Sequence[jax.Array]] = []
-        try:
-            for k, transfer in enumerate(self.step.transfers):
-                if transfer.kind is not Cargo.PARAMETERS:
-                    continue
-                if transfer.source in self.mesh.local_ranks:
-                    self.transport.send(k, [params[u] for u in transfer.parts])  # type: ignore[misc]
-                arrives = transfer.target in self.mesh.local_ranks
-                copies.append(self.transport.receive(k) if arrives else ())
-        except BaseException as error:
-            stop.set(error)  # or what was to follow would wait for ever
-            raise
-        return copies
+        crew, routines = self.crew("P"), [routine for routine, _ in self.copying]
+        inputs = [[params[end.index] for end in routine.inputs] for routine in routines]
+        slots = run_routines(self.copying, inputs, crew, stop or Stop())
+        return copies_of(crew, routines, slots)
 
     def close(self) -> None:
         """Ends the threads; the engine cannot run afterwards."""
         if self.threads is not None:
             self.threads.close()
-            self.transport.close()
+            for transport in (self.transport, *self.further_transports):
+                transport.close()
 
 
 @dataclass(frozen=True)

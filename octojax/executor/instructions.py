@@ -8,7 +8,9 @@ lists: parameters, constants, module state, batch rows, zeroed gradient sums.
 """
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from octojax.executor.values import Value
 from octojax.ir import Instruction, Receive, Transfer
@@ -26,8 +28,8 @@ class Do(enum.StrEnum):
 class Operation:
     """One call. `frees` are slots that nobody reads afterwards.
 
-    `of` is the instruction of the lowered plan that it carries out. `posted`: it waits for what
-    an operation before it has posted, and carries out nothing of its own.
+    `of` is the instruction of the lowered plan that it carries out. `tail`: an operation before it
+    has begun that instruction: it waits for what was posted, or runs a further program.
     """
 
     do: Do
@@ -36,7 +38,7 @@ class Operation:
     writes: tuple[int, ...]
     frees: tuple[int, ...]
     of: Instruction
-    posted: bool = False
+    tail: bool = False
 
     @property
     def name(self) -> str:
@@ -62,10 +64,13 @@ class RankProgram:
     results: tuple[tuple[Value, int], ...]  # EMIT and final STATE values, and their slots
     extra_totals: tuple[tuple[int, int], ...]  # (unit, slot): sums that came from other holders
 
+    before: ClassVar[str] = "the preparation of its batch"
+    after: ClassVar[str] = "its last program, which sums up"
+
     @property
     def row(self) -> tuple[Instruction, ...]:
         """The instructions of the lowered plan that the body carries out, in their order."""
-        return tuple(operation.of for operation in self.body if not operation.posted)
+        return tuple(operation.of for operation in self.body if not operation.tail)
 
     @property
     def first_total(self) -> int:
@@ -95,3 +100,20 @@ class StepProgram:
 
     def __str__(self) -> str:
         return "\n".join(f"rank {r.rank}: " + ", ".join(str(i) for i in r.body) for r in self.ranks)
+
+
+def with_frees(
+    body: Sequence[Operation], kept: set[int], num_permanent: int
+) -> tuple[Operation, ...]:
+    """Returns `body` with each slot freed by the last operation that touches it.
+
+    Parameters and constants stay referenced elsewhere, so clearing them would free nothing.
+    """
+    done = set(kept) | set(range(num_permanent))
+    result = []
+    for operation in reversed(body):
+        touched = dict.fromkeys((*operation.reads, *operation.writes))
+        frees = tuple(s for s in touched if s not in done)
+        done |= set(frees)
+        result.append(replace(operation, frees=frees))
+    return tuple(reversed(result))

@@ -4,19 +4,19 @@ The plan says everything that happens and in which order; here it only gets its 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
 from octojax.errors import ScheduleError
-from octojax.executor.instructions import Do, Operation, RankProgram, StepProgram
+from octojax.executor.instructions import Do, Operation, RankProgram, StepProgram, with_frees
 from octojax.executor.specs import Specs
 from octojax.executor.values import Place, Value
 from octojax.executor.work import Group, check_local, works
 from octojax.ir import Action, Cargo, LoweredPlan, Receive, Send, Transfer
-from octojax.ir.exchange import holders, owners
+from octojax.ir.exchange import after_gradients, holders, owners
 from octojax.ir.walk import Mode, TableWalk
 from octojax.programs.recipe import Call, Layout, Recipe
 from octojax.stages.program import Program, Stage
@@ -117,6 +117,8 @@ def _carried(
                 return [Value(Place.TOTAL, -1, -1, u) for u in t.parts]
             case Cargo.PARAMETERS:
                 return [Value(Place.PARAM, -1, -1, u) for u in t.parts]
+            case Cargo.UPDATE:  # what an update names itself
+                return []
         return [v for v in crossing.get(key, ()) if v in read[t.target]]
 
     return tuple(tuple(sorted(of(t))) for t in transfers)
@@ -227,7 +229,7 @@ class _RankBuilder:
             state=tuple(state),
             batch=tuple(batch),
             totals=tuple(totals),
-            body=_with_frees(body, kept, len(params) + len(constants)),
+            body=with_frees(body, kept, len(params) + len(constants)),
             num_slots=len(self.slots),
             results=results,
             extra_totals=extra,
@@ -242,14 +244,14 @@ class _RankBuilder:
         body: list[Operation] = []
         units = iter(enumerate(row))
         for x in plan.ranks[self.rank]:
+            if after_gradients(x):  # see `octojax.executor.routine`
+                continue
             if isinstance(x, Send):
-                if x.transfer.kind is not Cargo.PARAMETERS:  # sent when there are new ones
-                    body.append(self._send(x))
+                body.append(self._send(x))
                 continue
             if isinstance(x, Receive):
-                if x.transfer.kind is not Cargo.PARAMETERS:
-                    posted[self.numbers[x.transfer]] = x
-                    body.append(Operation(Do.POST, self.numbers[x.transfer], (), (), (), x))
+                posted[self.numbers[x.transfer]] = x
+                body.append(Operation(Do.POST, self.numbers[x.transfer], (), (), (), x))
                 continue
             at, group = next(units)
             for value in dict.fromkeys(v for w in group.works for v in w.reads):
@@ -268,7 +270,7 @@ class _RankBuilder:
         if of.transfer.kind is Cargo.SUMS:  # the rank may have a sum of its own
             values = [Value(Place.OTHER, of.transfer.source, -1, v.index) for v in values]
         writes = tuple(self._slot(v) for v in values)
-        return Operation(Do.RECEIVE, k, (), writes, (), of, posted=True)
+        return Operation(Do.RECEIVE, k, (), writes, (), of, tail=True)
 
     def _send(self, of: Send) -> Operation:
         k = self.numbers[of.transfer]
@@ -353,20 +355,3 @@ class _RankBuilder:
         for value in sorted(v for v in written | set(state) if v.place is Place.STATE):
             final[value.index] = value  # ascending: the last microbatch wins
         return tuple((v, self.slots[v]) for v in (*emits, *final.values()))
-
-
-def _with_frees(
-    body: Sequence[Operation], kept: set[int], num_permanent: int
-) -> tuple[Operation, ...]:
-    """Returns `body` with each slot freed by the last operation that touches it.
-
-    Parameters and constants stay referenced elsewhere, so clearing them would free nothing.
-    """
-    done = set(kept) | set(range(num_permanent))
-    result = []
-    for operation in reversed(body):
-        touched = dict.fromkeys((*operation.reads, *operation.writes))
-        frees = tuple(s for s in touched if s not in done)
-        done |= set(frees)
-        result.append(replace(operation, frees=frees))
-    return tuple(reversed(result))

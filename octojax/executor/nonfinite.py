@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
 from octojax import compat
 from octojax.errors import NonFiniteError
+from octojax.executor.instructions import Do
 from octojax.executor.lower import Lowered
 from octojax.executor.run import Walk
 from octojax.ir import Run
@@ -28,9 +29,7 @@ def non_finite(
     `walk` stands at the operation whose results JAX refused; `slots` are as it read them, on
     a rank whose rows lie in `shards` on its data axis.
     """
-    infinite = bool(jax.config.jax_debug_infs)  # type: ignore[attr-defined]
-    what = "a NaN or an infinity" if infinite else "a NaN"
-    begin = f"rank {walk.program.rank}: {what} in the results of {walk}"
+    infinite, begin = _beginning(walk)
     if walk.at < 0:
         return NonFiniteError(f"{begin}: the batch itself has it")
     body = walk.program.body
@@ -53,12 +52,46 @@ def non_finite(
                     )
                 eqn = first_bad(jaxpr, values, bad)
                 if eqn is not None:
-                    line = compat.source_line(eqn) or "a line that is not known"
-                    return NonFiniteError(f"{begin}: {action} made it by {eqn.primitive} at {line}")
+                    return NonFiniteError(f"{begin}: {action} made it by {_named(eqn)}")
     return NonFiniteError(
         f"{begin}. Run again operation by operation it has none: sums over microbatches or XLA's "
         f"optimizations make it"
     )
+
+
+def non_finite_phase(routine: Any, walk: Walk, slots: Sequence[Any]) -> NonFiniteError:
+    """Like `non_finite`, where `walk` stands in the end of a step (an executor's `Routine`).
+
+    What a program has taken over for its results cannot be looked at any more.
+    """
+    infinite, begin = _beginning(walk)
+    operation = routine.body[walk.at] if 0 <= walk.at < len(routine.body) else None
+    if operation is None or operation.do is not Do.RUN:
+        return NonFiniteError(begin)
+    arguments = [slots[i] for i in operation.reads]
+    if any(x.is_deleted() for x in arguments):
+        return NonFiniteError(begin)
+    with jax.debug_nans(False), jax.debug_infs(False):
+        bad = any_non_finite(infinite)
+        values = [jax.device_get(x) if compat.is_float(x) else x for x in arguments]
+        if any(map(bad, values)):
+            return NonFiniteError(
+                f"{begin}: what it reads has it already. Look at the gradients, the parameters and "
+                f"the optimizer state"
+            )
+        eqn = first_bad(routine.programs[operation.target].jaxpr, values, bad)
+    return NonFiniteError(begin if eqn is None else f"{begin}: made by {_named(eqn)}")
+
+
+def _beginning(walk: Walk) -> tuple[bool, str]:
+    """Whether infinities are looked for too, and what an error says first."""
+    infinite = bool(jax.config.jax_debug_infs)  # type: ignore[attr-defined]
+    what = "a NaN or an infinity" if infinite else "a NaN"
+    return infinite, f"rank {walk.program.rank}: {what} in the results of {walk}"
+
+
+def _named(eqn: JaxprEqn) -> str:
+    return f"{eqn.primitive} at {compat.source_line(eqn) or 'a line that is not known'}"
 
 
 def any_non_finite(infinite: bool) -> Callable[[Any], bool]:

@@ -93,6 +93,8 @@ class Recorder:
     ledger: Ledger = field(default_factory=Ledger)
     clock: TransferClock = field(default_factory=TransferClock)
     ticks: dict[int, list[Span]] = field(default_factory=dict)
+    ends: dict[int, tuple[Instruction, ...]] = field(default_factory=dict)
+    """What each local rank did in the update, as instructions of the lowered plan."""
 
     def loop(self, rank: int) -> Callable[[Iterable[Bound], list[Any]], None]:
         """Returns a `run_rank` that notes what rank `rank` does."""
@@ -103,6 +105,18 @@ class Recorder:
 
         def run(bound: Iterable[Bound], slots: list[Any]) -> None:
             self.ticks[rank] = run_recorded(bound, slots, monotonic, jax.block_until_ready)
+
+        return run
+
+    def end(
+        self, rank: int, body: Sequence[Operation]
+    ) -> Callable[[Iterable[Bound], list[Any]], None]:
+        """Returns a `run_rank` for the end of a step, which waits for each operation's results."""
+
+        def run(bound: Iterable[Bound], slots: list[Any]) -> None:
+            spans = run_recorded(bound, slots, monotonic, jax.block_until_ready)
+            done = zip(body, spans, strict=True)
+            self.ends[rank] = tuple(operation.of for operation, _ in done if not operation.tail)
 
         return run
 
@@ -222,7 +236,8 @@ def _joined(
 def executed(recorder: Recorder, lowered: Lowered, rank: int) -> tuple[Instruction, ...]:
     """Returns what a local rank did in the recorded step, as instructions of the lowered plan."""
     ran = zip(lowered.step.ranks[rank].body, recorder.ticks[rank], strict=True)
-    return tuple(operation.of for operation, _ in ran if not operation.posted)
+    row = (operation.of for operation, _ in ran if not operation.tail)
+    return (*row, *recorder.ends.get(rank, ()))
 
 
 def _items(

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from octojax.compat import thread_settings
 from octojax.errors import ExecutionError
-from octojax.executor.instructions import Do, Operation, RankProgram
+from octojax.executor.instructions import Do, Operation
 from octojax.executor.stop import Stop, Stopped
 from octojax.executor.transport import Transport
 
@@ -24,7 +24,20 @@ LOOK_S = 1.0
 """How often who waits for a thread looks whether it is still there."""
 
 
-def bind(program: RankProgram, compiled: Sequence[Any], transport: Transport) -> list[Bound]:
+class Program(Protocol):
+    """A rank's operations, and what errors call the time before and after them."""
+
+    before: ClassVar[str]
+    after: ClassVar[str]
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def body(self) -> tuple[Operation, ...]: ...
+
+
+def bind(program: Program, compiled: Sequence[Any], transport: Transport) -> list[Bound]:
     """Returns the rank's operations as functions over slots, ready for `run_rank`.
 
     `compiled[i]` runs recipe i; any callable of the same arguments and results will do.
@@ -67,7 +80,7 @@ def _reader(reads: tuple[int, ...]) -> Callable[[list[Any]], Any]:
 class Walk:
     """A rank's instructions in order, and where it is in them. Ends early with the step."""
 
-    def __init__(self, program: RankProgram, bound: Sequence[Bound], stop: Stop) -> None:
+    def __init__(self, program: Program, bound: Sequence[Bound], stop: Stop) -> None:
         self.program, self.bound, self.stop, self.at = program, bound, stop, -1
 
     def __iter__(self) -> Iterator[Bound]:
@@ -82,9 +95,9 @@ class Walk:
 
     def __str__(self) -> str:
         if self.at < 0:
-            return "the preparation of its batch"
+            return self.program.before
         body = self.program.body
-        return body[self.at].name if self.at < len(body) else "its last program, which sums up"
+        return body[self.at].name if self.at < len(body) else self.program.after
 
 
 def run_rank(bound: Iterable[Bound], slots: list[Any]) -> None:

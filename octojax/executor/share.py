@@ -1,4 +1,4 @@
-"""Values that every process needs, though one rank makes them: results, scalars, parameters.
+"""Values that every process needs, though one rank makes them: results, parameters.
 
 One program over the whole pipeline mesh gathers equally long vectors of all ranks, once the
 pipeline has drained. It is the only collective over the full axis.
@@ -6,7 +6,7 @@ pipeline has drained. It is the only collective over the full axis.
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -169,32 +169,6 @@ class Share:
         if len(pieces) == 1:
             return pieces[0]
         return jax.make_array_from_single_device_arrays(row.shape, where, pieces)
-
-
-class SharedExchange:
-    """The exchange of an update's phases over several processes.
-
-    `distributed` is an `octojax.update.plan.Distributed`; see `octojax.update.exchange` for
-    what is returned.
-    """
-
-    def __init__(self, distributed: Any, share: Share) -> None:
-        self._distributed, self._share = distributed, share
-
-    def __call__(self, phase: int, packed: Mapping[int, jax.Array]) -> dict[int, list[jax.Array]]:
-        step = self._distributed.phases[phase].exchange
-        rows = self._share.gather(packed, step.width, np.uint8)
-        return {rank: [rows[rank][s] for s in step.needs[rank]] for rank in rows}
-
-    def move(self, phase: int, rows: Sequence[jax.Array | None]) -> list[jax.Array | None]:
-        share, results = self._share, []
-        for move, row in zip(self._distributed.phases[phase].exchange.moves, rows, strict=True):
-            brought = {} if row is None else {move.source: row.reshape(-1)}
-            size = int(np.prod(move.aval.shape, dtype=np.int64))
-            every = share.gather(brought, size, move.aval.dtype)
-            here = every.get(move.target)
-            results.append(None if here is None else here[move.source].reshape(move.aval.shape))
-        return results
 
 
 def _pieces(value: jax.Array) -> list[jax.Array]:

@@ -5,7 +5,7 @@ Nothing here imports JAX, so reading, checking and simulating plans stays fast.
 
 from octojax.ir.action import Action, Item, Kind, Overlap, parse_action, parse_item
 from octojax.ir.graph import Layer, LayerGraph
-from octojax.ir.instruction import Instruction, Receive, Run, Send
+from octojax.ir.instruction import Instruction, Receive, Run, Send, Update
 from octojax.ir.lowered import LoweredPlan
 from octojax.ir.partition import Partition, uniform_partition
 from octojax.ir.placement import Placement
@@ -46,6 +46,7 @@ __all__ = [
     "Transfer",
     "TransferSpan",
     "Unit",
+    "Update",
     "Wiring",
     "parse_action",
     "parse_item",

@@ -1,14 +1,17 @@
 """From the cells of a table to instructions."""
 
+import re
+
 from octojax.errors import FormatError
 from octojax.ir.action import Action, Item, Overlap, parse_item
-from octojax.ir.instruction import Instruction, Receive, Rows, Run, Send
+from octojax.ir.instruction import Instruction, Receive, Rows, Run, Send, Update
 from octojax.ir.lowering import Crossings, as_transfer
 from octojax.ir.schedule import Schedule
 from octojax.ir.transfer import Cargo, counterpart, parse_exchange, sends
 from octojax.ir.wiring import Wiring
 
 IDLE = "-"  # the line of a rank without work
+_UPDATE = re.compile(r"UPDATE([0-9]{1,9})")
 
 
 def busy_part(schedule: Schedule, wiring: Wiring) -> Schedule:
@@ -55,6 +58,9 @@ def _read(text: str, name: str, row: int, at: int) -> Instruction | Action:
         exchange = parse_exchange(text.strip())
         if exchange is not None:
             return Send(exchange[1]) if exchange[0] else Receive(exchange[1])
+        update = _UPDATE.fullmatch(text.strip())
+        if update is not None:
+            return Update(int(update[1]))
         items = tuple(parse_item(part) for part in text.split("+"))
     except FormatError as error:
         raise FormatError(f"{name}: row {row} (rank {row}), cell {at}: {error}") from None

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 from octojax.ir.exchange import exchanges
 from octojax.ir.faults import ADVICE_RENDEZVOUS, ADVICE_TRANSFER, Entry, Fault, Table
-from octojax.ir.instruction import Receive, Run, Send
+from octojax.ir.instruction import Instruction, Receive, Run, Send, Update
 from octojax.ir.lowered import LoweredPlan
 from octojax.ir.lowering import Crossings, without_transfers
 from octojax.ir.marked import Place
 from octojax.ir.naive import placed_naively
 from octojax.ir.schedule import Schedule
-from octojax.ir.transfer import Transfer, counterpart
+from octojax.ir.transfer import Cargo, Transfer, counterpart
 from octojax.ir.walk import Mode, Stuck, TableWalk
 
 
@@ -42,7 +42,7 @@ def matched(subject: Schedule | LoweredPlan) -> None:
         faults = (
             [] if _all_matched(subject) else list(_values(Table.of(subject), subject.crossings))
         )
-        faults += _exchanged(subject)
+        faults += [*_exchanged(subject), *_updated(subject)]
     if faults:
         Table.of(subject).refuse(faults, ADVICE_TRANSFER)
 
@@ -53,7 +53,7 @@ def _all_matched(plan: LoweredPlan) -> bool:
     received: list[Transfer] = []
     for rank, row in enumerate(plan.ranks):
         for x in row:
-            if isinstance(x, Run) or x.transfer.stage < 0:
+            if isinstance(x, Run | Update) or x.transfer.stage < 0:
                 continue
             home = x.transfer.source if isinstance(x, Send) else x.transfer.target
             if home != rank:
@@ -80,7 +80,7 @@ def mismatches(plan: LoweredPlan) -> tuple[Transfer, ...]:
     rows: dict[tuple[int, int], tuple[list[Transfer], list[Transfer]]] = {}
     for rank, row in enumerate(plan.ranks):
         for x in row:
-            if not isinstance(x, Run):
+            if isinstance(x, Send | Receive):
                 ends = sorted((x.transfer.source, x.transfer.target))
                 both = rows.setdefault((ends[0], ends[1]), ([], []))
                 both[rank == ends[1]].append(x.transfer)
@@ -149,7 +149,9 @@ def _exchanged(plan: LoweredPlan) -> Iterator[Fault]:
     for rank, row in enumerate(plan.ranks):
         last = max((p for p, x in enumerate(row) if isinstance(x, Run)), default=-1)
         for position, x in enumerate(row):
-            if isinstance(x, Run) or x.transfer.kind.crosses_stages:
+            if isinstance(x, Run | Update) or x.transfer.kind.crosses_stages:
+                continue
+            if x.transfer.kind is Cargo.UPDATE:
                 continue
             side = (rank, str(x))
             if side in places:
@@ -168,3 +170,53 @@ def _exchanged(plan: LoweredPlan) -> Iterator[Fault]:
     if places:
         for rank, text in sorted(wanted - places.keys()):
             yield Fault(f"{text} is missing on rank {rank}")
+
+
+def _updated(plan: LoweredPlan) -> Iterator[Fault]:
+    """The update: after all that it reads, before the copies of what it makes; phases ascend, and
+    every value that one hands to another leaves after its phase and is sent and received once."""
+    sides: dict[tuple[int, str], Place] = {}
+    for rank, row in enumerate(plan.ranks):
+        phase, copied = -1, False
+        last = max((p for p, x in enumerate(row) if _before_update(x)), default=-1)
+        for position, x in enumerate(row):
+            if isinstance(x, Update):
+                if x.phase <= phase:
+                    yield Fault(f"{x} comes after UPDATE{phase} on rank {rank}", (rank, position))
+                phase = x.phase
+            elif isinstance(x, Run) or x.transfer.kind not in (Cargo.UPDATE, Cargo.PARAMETERS):
+                continue
+            elif x.transfer.kind is Cargo.PARAMETERS:
+                copied = True
+                continue
+            else:
+                yield from _handed_on(x, rank, position, phase, sides)
+            if position < last or copied:
+                wrong = f"before {row[last]}" if position < last else "after copies of parameters"
+                text = f"{x} stands at position {position} of rank {rank}, {wrong}"
+                yield Fault(text, (rank, position))
+    for (rank, text), place in sides.items():
+        side, _, rest = text.partition("_")
+        other = f"{'RECV' if side == 'SEND' else 'SEND'}_{rest}"
+        if not any(cell == other for _, cell in sides):
+            yield Fault(f"{other} is missing, the other side of {text} on rank {rank}", place)
+
+
+def _before_update(x: Instruction) -> bool:
+    return isinstance(x, Run) or (
+        isinstance(x, Send | Receive) and x.transfer.kind not in (Cargo.UPDATE, Cargo.PARAMETERS)
+    )
+
+
+def _handed_on(
+    x: Send | Receive, rank: int, position: int, phase: int, sides: dict[tuple[int, str], Place]
+) -> Iterator[Fault]:
+    transfer = x.transfer
+    home = transfer.source if isinstance(x, Send) else transfer.target
+    if home != rank:
+        yield Fault(f"{x} is misplaced: rank {rank} has it, not rank {home}", (rank, position))
+    if (rank, str(x)) in sides:
+        yield Fault(f"{x} is doubled on rank {rank}", (rank, position))
+    sides[rank, str(x)] = (rank, position)
+    if len(transfer.parts) != 1 or transfer.parts[0] < phase:
+        yield Fault(f"{x} comes after UPDATE{phase} on rank {rank}", (rank, position))

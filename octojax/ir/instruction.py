@@ -1,4 +1,4 @@
-"""What a rank does next: the three kinds of instruction of a lowered plan."""
+"""What a rank does next: the kinds of instruction of a lowered plan."""
 
 from dataclasses import dataclass
 
@@ -67,5 +67,19 @@ class Receive:
         return self.transfer.cell(sends=False)
 
 
-Instruction = Run | Send | Receive
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A rank's part of one phase of the optimizer's update; phases exchange values (`U`)."""
+
+    phase: int
+
+    @property
+    def cell(self) -> Item | str:
+        return str(self)
+
+    def __str__(self) -> str:
+        return f"UPDATE{self.phase}"
+
+
+Instruction = Run | Send | Receive | Update
 Rows = tuple[tuple[Instruction, ...], ...]

@@ -5,7 +5,8 @@
 
 The text is PyTorch's pipelining CSV, and more: actions joined into one program (`1F0+1B0`), sums
 of gradients on their way to the owner of a shared parameter (`SEND_G(1->0;3)`), results of the
-loss (`SEND_E`), and new parameters for those who keep a copy (`SEND_P`, after the update).
+loss (`SEND_E`), phases of the optimizer's update (`UPDATE0`) and what they hand on
+(`SEND_U(1->0;0)`), and new parameters for those who keep a copy (`SEND_P`).
 """
 
 import csv
@@ -20,7 +21,7 @@ from octojax.errors import FormatError, PlanError
 from octojax.ir.action import Action, Kind, Overlap
 from octojax.ir.cells import IDLE, busy_part, instruction_of, rows_of
 from octojax.ir.files import other_version, read_json, read_text
-from octojax.ir.instruction import Instruction, Rows, Run, Send
+from octojax.ir.instruction import Instruction, Rows, Run, Send, Update
 from octojax.ir.lowering import Crossings, Needs, without_transfers
 from octojax.ir.partition import Partition
 from octojax.ir.placement import Placement
@@ -30,6 +31,7 @@ from octojax.ir.shown import count, line
 from octojax.ir.transfer import Cargo, Transfer
 from octojax.ir.wiring import Wiring
 
+_ENDS = {Cargo.UPDATE: 1, Cargo.PARAMETERS: 2}
 _HEADS = ("lowered", "partition", "placement", "recompute", "wiring")
 VERSION = 1
 
@@ -102,6 +104,10 @@ class LoweredPlan:
         """Returns the units of computation alone, in their order."""
         return self.with_ranks(self.units)
 
+    def without_update(self) -> "LoweredPlan":
+        """Returns everything but the optimizer's update: what `octopipe lower` makes of a plan."""
+        return self.with_ranks(tuple(tuple(x for x in r if not _of_update(x)) for r in self.ranks))
+
     def with_ranks(self, rows: Rows) -> "LoweredPlan":
         """Returns this plan with other rows; what is known of its computations is kept if they
         are the same, in the same order."""
@@ -172,9 +178,9 @@ class LoweredPlan:
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
-        """What is sent, in the senders' order, rank by rank; refreshed copies last."""
+        """What is sent, in the senders' order, rank by rank; update and copies last."""
         every = [x.transfer for row in self.ranks for x in row if isinstance(x, Send)]
-        return tuple(sorted(every, key=lambda t: t.kind is Cargo.PARAMETERS))
+        return tuple(sorted(every, key=lambda t: _ENDS.get(t.kind, 0)))
 
     @cached_property
     def ranks_of(self) -> tuple[tuple[int, ...], ...]:
@@ -193,6 +199,8 @@ class LoweredPlan:
                 if isinstance(x, Run):
                     forwards = tuple(a for a in x.actions if a.kind is Kind.FORWARD)
                     kept += [Run(forwards)] if forwards else []
+                elif isinstance(x, Update):
+                    continue
                 elif x.transfer.kind in (Cargo.OUTPUT, Cargo.RESULTS):
                     kept.append(x)
             rows.append(tuple(kept))
@@ -322,3 +330,7 @@ def _bare(rows: list[list[str]], name: str) -> LoweredPlan:
 
 def _actions(instruction: Instruction) -> tuple[Action, ...]:
     return instruction.actions if isinstance(instruction, Run) else ()
+
+
+def _of_update(x: Instruction) -> bool:
+    return isinstance(x, Update) or (not isinstance(x, Run) and x.transfer.kind is Cargo.UPDATE)

@@ -17,6 +17,7 @@ class Cargo(enum.StrEnum):
     GRADIENT = "B"  # the gradient of a stage's input, for the stage before it
     SUMS = "G"  # sums of gradients, for the rank that owns the parameters
     RESULTS = "E"  # results of the loss, for the rank that joins them
+    UPDATE = "U"  # what a phase of the optimizer's update hands to the next, on another rank
     PARAMETERS = "P"  # updated parameters, for a rank that keeps a copy
 
     @property
@@ -33,7 +34,8 @@ class Transfer:
     """Values that go from one rank to another together, in one message.
 
     `stage` is the sending stage of an output or gradient; the other cargoes have neither stage
-    nor microbatch (-1), but `parts`: the numbers of the parameters or results they carry.
+    nor microbatch (-1), but `parts`: the numbers of the parameters or results they carry, or that
+    of the phase of an update.
     """
 
     source: int
@@ -61,9 +63,11 @@ class Transfer:
 
     @property
     def name(self) -> str:
-        """What errors and timelines call it: its sending side, without the parts."""
+        """What errors and timelines call it: its sending side, without numbers of parameters."""
         if self.kind.crosses_stages:
             return str(self.send)
+        if self.kind is Cargo.UPDATE:
+            return str(self)
         return f"SEND_{self.kind}({self.source}->{self.target})"
 
     def __str__(self) -> str:
@@ -92,12 +96,12 @@ def sends(action: Action) -> bool:
     return action.kind in _SENDS
 
 
-_BETWEEN = re.compile(r"(SEND|RECV)_([GEP])\(([0-9]{1,9})->([0-9]{1,9})((?:;[0-9-]+)*)\)")
+_BETWEEN = re.compile(r"(SEND|RECV)_([GEUP])\(([0-9]{1,9})->([0-9]{1,9})((?:;[0-9-]+)*)\)")
 
 
 def parse_exchange(text: str) -> tuple[bool, Transfer] | None:
     """Returns whether `text` is the sending side, and its transfer; None if it is no transfer
-    of sums, results or parameters. Raises `FormatError` for ranges that are none."""
+    of sums, results, parameters or an update. Raises `FormatError` for ranges that are none."""
     match = _BETWEEN.fullmatch(text)
     if match is None:
         return None

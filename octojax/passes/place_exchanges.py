@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from octojax.ir import Instruction, LoweredPlan, Receive, Run, Send
+from octojax.ir import Instruction, LoweredPlan, Receive, Run, Send, Update
 from octojax.ir.exchange import exchanges
 
 
@@ -25,8 +25,8 @@ class PlaceExchanges:
 
     def __call__(self, plan: LoweredPlan) -> LoweredPlan:
         rows: list[list[Instruction]] = [
-            [x for x in row if isinstance(x, Run) or x.transfer.kind.crosses_stages]
-            for row in plan.ranks
+            [x for x in row if isinstance(x, Run | Update) or x.transfer.kind.crosses_stages]
+            for row in plan.without_update().ranks
         ]
         for transfer in exchanges(plan):
             rows[transfer.source].append(Send(transfer))

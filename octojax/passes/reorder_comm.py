@@ -29,7 +29,16 @@ Either way the result is executed under rendezvous; what does not pass is never 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from octojax.ir import Instruction, LoweredPlan, Machine, Profile, Receive, Run, Send, Transfer
+from octojax.ir import (
+    Instruction,
+    LoweredPlan,
+    Machine,
+    Profile,
+    Receive,
+    Send,
+    Transfer,
+    Update,
+)
 from octojax.ir.delivery import deliverable
 from octojax.ir.walk import Mode
 from octojax.passes.one_order import OneOrder, meaning_of
@@ -126,10 +135,14 @@ def _ended(lowered: LoweredPlan, plan: LoweredPlan) -> LoweredPlan:
     """The lowered plan with what ended the rows of `plan`: sums, results, new parameters."""
     return lowered.with_ranks(
         tuple(
-            (*row, *(x for x in old if not isinstance(x, Run) and x.transfer.stage < 0))
+            (*row, *(x for x in old if _ends_a_step(x)))
             for row, old in zip(lowered.ranks, plan.ranks, strict=True)
         )
     )
+
+
+def _ends_a_step(x: Instruction) -> bool:
+    return isinstance(x, Update) or (isinstance(x, Send | Receive) and x.transfer.stage < 0)
 
 
 def natural_slot(order: OneOrder, transfer: Transfer) -> int | None:

@@ -5,23 +5,20 @@ rank and phase; only small values (partial norms, flags) cross ranks between pha
 """
 
 from octojax.update.build import GRAD_NORM, build_update, locate_state
-from octojax.update.exchange import ExchangeFunction, local_exchange
 from octojax.update.places import Places
-from octojax.update.plan import End, Role, UpdatePlan, UpdateProgram
-from octojax.update.run import OptState, Update, gather_state
+from octojax.update.plan import Distributed, End, Role, UpdatePlan, UpdateProgram
+from octojax.update.state import OptState, gather_state
 
 __all__ = [
     "GRAD_NORM",
+    "Distributed",
     "End",
-    "ExchangeFunction",
     "OptState",
     "Places",
     "Role",
-    "Update",
     "UpdatePlan",
     "UpdateProgram",
     "build_update",
     "gather_state",
-    "local_exchange",
     "locate_state",
 ]

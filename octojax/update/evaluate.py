@@ -1,7 +1,7 @@
 """The meaning of a distributed function: its programs one after the other, in one place.
 
-Nothing is compiled and nothing leaves its device; `Update` does the same with compiled programs
-on the ranks' devices.
+Nothing is compiled and nothing leaves its device; `octojax.executor.update` does the same with
+compiled programs on the ranks' devices.
 """
 
 from collections.abc import Mapping
@@ -11,14 +11,12 @@ import jax
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from octojax.update.plan import Distributed, End, Exchange, Role
+from octojax.update.plan import Distributed, End, Role
 
 
-def evaluate(
-    distributed: Distributed, inputs: Mapping[End, Any], num_ranks: int
-) -> dict[End, jax.Array]:
+def evaluate(distributed: Distributed, inputs: Mapping[End, Any]) -> dict[End, jax.Array]:
     """Returns every end that the programs write, given all that they read from outside."""
-    ranks: list[dict[End, Any]] = [{} for _ in range(num_ranks)]
+    ranks: list[dict[End, Any]] = [{} for _ in range(distributed.num_ranks)]
     outputs: dict[End, jax.Array] = {}
 
     def read(rank: int, end: End) -> Any:
@@ -34,15 +32,10 @@ def evaluate(
                 written = dict(zip(binding.writes, results, strict=True))
                 ranks[program.rank].update(written)
                 outputs.update(written)
-        if phase.exchange is not None:
-            _exchange(k, phase.exchange, ranks)
+        for message in distributed.messages[k]:
+            values = [ranks[message.source][end] for end in message.sent]
+            ranks[message.target].update(zip(message.kept, values, strict=True))
+        for rank, values in enumerate(ranks):
+            if rank in distributed.sources(k, rank):
+                values[distributed.gathered(k, rank)] = values[End(Role.PACKED, k)]
     return outputs
-
-
-def _exchange(phase: int, exchange: Exchange, ranks: list[dict[End, Any]]) -> None:
-    for rank, sources in enumerate(exchange.needs):
-        for source in sources:
-            gathered = End(Role.GATHERED, phase * len(ranks) + source)
-            ranks[rank][gathered] = ranks[source][End(Role.PACKED, phase)]
-    for move in exchange.moves:
-        ranks[move.target][move.end] = ranks[move.source][move.end]

@@ -71,10 +71,9 @@ def distribute(
     rows = [row_drafts(routes, stack) for stack in routes.stacks]
     drafts = [_rank_drafts(routes, rank, rows) for rank in range(num_ranks)]
     phases = tuple(
-        _phase(routes, k, drafts, [stack[k] for stack in rows], rows)
-        for k in range(routes.num_phases)
+        _phase(routes, k, drafts, [stack[k] for stack in rows]) for k in range(routes.num_phases)
     )
-    return Distributed(phases, routes.final)
+    return Distributed(phases, routes.final, num_ranks)
 
 
 def _rank_drafts(
@@ -161,9 +160,8 @@ def _phase(
     phase: int,
     drafts: Sequence[Sequence[_Draft]],
     rows: Sequence[RowDraft],
-    every_rows: Sequence[Sequence[RowDraft]],
 ) -> Phase:
-    exchange = _exchange(routes, phase, drafts, every_rows)
+    exchange = _exchange(routes, phase)
     row_programs = tuple(
         row_program(routes, draft, rank)
         for draft in rows
@@ -187,24 +185,10 @@ def _phase(
     return Phase(programs, exchange, row_programs, packers)
 
 
-def _exchange(
-    routes: Routes,
-    phase: int,
-    drafts: Sequence[Sequence[_Draft]],
-    rows: Sequence[Sequence[RowDraft]],
-) -> Exchange | None:
+def _exchange(routes: Routes, phase: int) -> Exchange | None:
     if phase >= routes.num_phases - 1:
         return None
-    needs: list[tuple[int, ...]] = []
-    for rank in range(routes.num_ranks):
-        values = {v for draft in drafts[rank] for v in draft.arrived}
-        values |= {v for s in rows for d in s if rank in d.stack.ranks for v in d.arrived}
-        entries = [
-            e for v in values for e in routes.arrivals[v][1] if routes.arrivals[v][0] == phase
-        ]
-        needs.append(tuple(sorted({entry.rank for entry in entries})))
-    moves = _moves(routes, phase)
-    return Exchange(routes.width(phase), routes.entries(phase), tuple(needs), moves)
+    return Exchange(routes.width(phase), routes.entries(phase), _moves(routes, phase))
 
 
 def _moves(routes: Routes, phase: int) -> tuple[Move, ...]:

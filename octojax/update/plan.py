@@ -8,11 +8,13 @@ it has, then one that packs what the rows offer to the exchange.
 """
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
+import jax
+import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from octojax.update.layout import EVERYWHERE, Layout, Partial, Rows
@@ -34,6 +36,7 @@ class Role(enum.StrEnum):
     NEW_PARAM = "new_param"
     NEW_STATE = "new_state"
     PACKED = "packed"  # index: phase; bytes for the exchange after it
+    COPY = "copy"  # index: parameter unit; for ranks that keep a copy of it
     SCALAR = "scalar"  # index into `UpdatePlan.scalars`
 
 
@@ -59,7 +62,7 @@ class UpdateProgram:
     """One rank's work in one phase: a jaxpr that runs once per binding (rows of a stack), its
     inputs being the ends that a binding reads and its outputs those that it writes.
 
-    The ends in `shared` are read by another program or binding too: never given away.
+    The ends in `shared` are read by another program or binding too: never donated.
     """
 
     rank: int
@@ -101,13 +104,24 @@ class Move:
 
 @dataclass(frozen=True)
 class Exchange:
-    """After a phase every rank offers `uint8[width]`; `needs[r]` are the ranks r reads from.
-    Large values go by themselves, row by row."""
+    """After a phase every rank offers `uint8[width]`, to those that read it later. Large values
+    go by themselves, row by row."""
 
     width: int
     entries: tuple[Entry, ...]
-    needs: tuple[tuple[int, ...], ...]
     moves: tuple[Move, ...] = ()
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one rank hands to another after a phase: the ends that it sends, under which the other
+    keeps them, and their types."""
+
+    source: int
+    target: int
+    sent: tuple[End, ...]
+    kept: tuple[End, ...]
+    avals: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -128,11 +142,91 @@ class Phase:
 
 @dataclass(frozen=True)
 class Distributed:
-    """A function of leaves on several ranks, as phases. Parameters and state may be given
-    away (donated) in `final_phase`, which writes the new ones."""
+    """A function of leaves on several ranks, as phases. Parameters and state may be
+    donated in `final_phase`, which writes the new ones."""
 
     phases: tuple[Phase, ...]
     final_phase: int
+    num_ranks: int
+
+    def with_scalars_on(self, ranks: Collection[int]) -> "Distributed":
+        """Returns the function without the programs of other ranks that only join scalars."""
+
+        def kept(program: UpdateProgram | None) -> UpdateProgram | None:
+            if program is None or program.rank in ranks:
+                return program
+            joins = all(end.role is Role.SCALAR for end in program.writes)
+            return None if joins else program
+
+        phases = [replace(p, programs=tuple(map(kept, p.programs))) for p in self.phases]
+        return replace(self, phases=tuple(phases))
+
+    @property
+    def outline(self) -> tuple[tuple[tuple[int, ...], tuple[tuple[int, int], ...]], ...]:
+        """Per phase the ranks with work in it, and source and target of each message after it."""
+        return tuple(
+            (
+                tuple(sorted({program.rank for program in phase.every_program})),
+                tuple((message.source, message.target) for message in messages),
+            )
+            for phase, messages in zip(self.phases, self.messages, strict=True)
+        )
+
+    def gathered(self, phase: int, source: int) -> End:
+        """Returns the end of the bytes that a rank offers after a phase, on those that read it."""
+        return End(Role.GATHERED, phase * self.num_ranks + source)
+
+    def sources(self, phase: int, rank: int) -> tuple[int, ...]:
+        """Returns the ranks whose bytes of a phase a rank reads in later ones, ascending."""
+        reads = {
+            end.index
+            for later in self.phases[phase + 1 :]
+            for program in later.every_program
+            if program.rank == rank
+            for end in program.reads
+            if end.role is Role.GATHERED and end.index // self.num_ranks == phase
+        }
+        return tuple(sorted(index % self.num_ranks for index in reads))
+
+    @cached_property
+    def messages(self) -> tuple[tuple[Message, ...], ...]:
+        """Per phase what ranks hand to each other after it, in an order that all ranks keep.
+
+        Bytes go from rank to rank, or by way of one rank where that takes fewer messages.
+        """
+        return tuple(
+            () if p.exchange is None else self._messages(k, p.exchange)
+            for k, p in enumerate(self.phases)
+        )
+
+    def _messages(self, phase: int, exchange: Exchange) -> tuple[Message, ...]:
+        packed, vector = End(Role.PACKED, phase), jax.ShapeDtypeStruct((exchange.width,), np.uint8)
+        reads = {rank: self.sources(phase, rank) for rank in range(self.num_ranks)}
+        direct = [(s, t) for t, sources in reads.items() for s in sources if s != t]
+        hub = max(reads, key=lambda rank: (len(reads[rank]), -rank))
+        here = [(s, hub) for s in sorted({s for s, _ in direct}) if s != hub]
+        there = [(hub, t) for t in sorted({t for _, t in direct}) if t != hub]
+        relayed = len(here) + len(there) < len(direct)
+
+        at = partial(self.gathered, phase)
+        carried: dict[tuple[int, int], list[tuple[End, End, Any]]] = {}
+        for s, t in here if relayed else sorted(direct):
+            carried[s, t] = [(packed, at(s), vector)]
+        for move in exchange.moves:
+            pair = (move.source, move.target)
+            if not (relayed and pair in there):
+                carried.setdefault(pair, []).append((move.end, move.end, move.aval))
+        for s, t in there if relayed else ():
+            sources = [x for x in reads[t] if x != t]
+            relay = [(packed if x == hub else at(x), at(x), vector) for x in sources]
+            rows = [
+                (m.end, m.end, m.aval) for m in exchange.moves if (m.source, m.target) == (s, t)
+            ]
+            carried[s, t] = relay + rows
+        return tuple(
+            Message(s, t, *map(tuple, zip(*values, strict=True)))  # type: ignore[arg-type]
+            for (s, t), values in carried.items()
+        )
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from jax.sharding import SingleDeviceSharding
 
 from octojax import checkpoint
 from octojax.errors import FormatError
+from octojax.executor.update import Update
 from octojax.ir import Partition, Placement, Plan, Schedule
-from octojax.update import Places, Update, build_update
+from octojax.update import Places, build_update
 
 
 def make_params() -> dict[str, Any]:
@@ -86,7 +87,7 @@ def test_state_continues_under_another_placement(tmp_path: Path) -> None:
         else:
             found = checkpoint.load(tmp_path / str(step - 1), params, expected_state)
             leaves, state = put(jax.tree.leaves(found.params)), update.scatter(found.opt_state)
-        leaves, state, _ = update.apply(leaves, put(grads), state)
+        leaves, state, *_ = update.apply(leaves, put(grads), state)
         tree = jax.tree.unflatten(jax.tree.structure(params), leaves)
         checkpoint.save(tmp_path / str(step), tree, update.gather(state), step=step)
         updates, expected_state = optimizer.update(

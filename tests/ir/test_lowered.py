@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from octojax.errors import FormatError, ScheduleError
 from octojax.ir import Cargo, Kind, LoweredPlan, Schedule, Transfer, Unit, Wiring
+from octojax.ir.exchange import with_update
 from octojax.ir.naive import lower_naively
 from octojax.ir.transfer import parse_exchange
 from octojax.ir.verify import verify
@@ -125,3 +126,46 @@ def test_the_cycle_of_a_rendezvous_is_drawn():
 def test_an_evaluation_runs_forwards_alone():
     plan = lowered(Schedule.parse("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1")).forwards_only()
     assert plan.lines == ("0F0 0SEND_F0 0F1 0SEND_F1", "1RECV_F0 1RECV_F1 1F0 1F1")
+
+
+UPDATED = """0F0 0SEND_F0 0RECV_B0 0B0 UPDATE0 RECV_U(1->0;0) SEND_U(0->1;0) UPDATE1
+1RECV_F0 1F0 1B0 1SEND_B0 UPDATE0 SEND_U(1->0;0) RECV_U(0->1;0) UPDATE1"""
+
+
+def test_an_update_ends_the_rows():
+    bare = lowered(Schedule.parse("0F0 0B0\n1F0 1B0"), "transfers")
+    both = ((0, 1), ((1, 0), (0, 1)))
+    plan = with_update(bare, [both, ((0, 1), ())])
+    assert "\n".join(plan.lines) == UPDATED
+    verify(plan)
+    assert plan.without_update() == bare
+    assert with_update(plan, [both, ((0, 1), ())]) == plan
+    assert plan.forwards_only() == bare.forwards_only()
+    for again in (LoweredPlan.parse(str(plan)), LoweredPlan.from_json(plan.to_json())):
+        assert again == plan
+    assert LoweredPlan.from_csv(plan.to_csv()).ranks == plan.ranks
+
+
+def test_new_copies_come_after_the_update():
+    plan = lowered(generate("dualpipe", 2, 4))
+    updated = with_update(plan, [((0, 1), ((1, 0),))])
+    assert updated.lines[0].endswith("UPDATE0 RECV_U(1->0;0) SEND_P(0->1;0-1)")
+    verify(updated)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (" RECV_U(1->0;0)", "", r"RECV_U\(1->0;0\) is missing, the other side of SEND_U"),
+        (" SEND_U(1->0;0)", "", r"SEND_U\(1->0;0\) is missing, the other side of RECV_U"),
+        ("UPDATE0 RECV_U(1", "UPDATE1 RECV_U(1", r"UPDATE1 comes after UPDATE1 on rank 0"),
+        ("0F0 ", "UPDATE7 0F0 ", r"UPDATE7 stands at position 0 of rank 0, before 0B0"),
+        ("UPDATE0 SEND_U(1", "SEND_U(1->0;0) UPDATE0 SEND_U(1", r"SEND_U.* is doubled on rank 1"),
+        ("RECV_U(1->0;0) SEND_U(0->1;0)", "SEND_U(0->1;0) RECV_U(1->0;0)", "deadlocks"),
+        ("UPDATE1\n", "UPDATE1 SEND_U(1->0;1)\n", r"is misplaced: rank 0 has it, not rank 1"),
+    ],
+)
+def test_an_update_that_does_not_deliver_is_refused(old, new, message):
+    assert old in UPDATED
+    with pytest.raises(ScheduleError, match=message):
+        verify(LoweredPlan.parse(UPDATED.replace(old, new, 1)))

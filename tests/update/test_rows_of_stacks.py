@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from octojax.errors import PlanError
-from octojax.executor.share import Share, SharedExchange
+from octojax.executor.permute import PairPermute
+from octojax.executor.routine import Crew
+from octojax.executor.run import RankThreads
+from octojax.executor.update import Update, rows_of, values_of
 from octojax.mesh import PipelineMesh
-from octojax.update import Places, Update, UpdatePlan, build_update, gather_state
+from octojax.update import Places, UpdatePlan, build_update, gather_state
 from octojax.update.evaluate import evaluate
 from octojax.update.plan import End, Piece, Role
 
@@ -74,7 +77,7 @@ def check(optimizer: Any, owners: Any = OWNERS, shapes: Any = SHAPES, ranks: int
     params, expected = tree_of(0, shapes), tree_of(0, shapes)
     plan = build_update(optimizer, params, owners, ranks)
     given = {End(Role.PARAM, i): x for i, x in enumerate(pieces(params, plan.param_pieces))}
-    outputs = evaluate(plan.init, given, ranks)
+    outputs = evaluate(plan.init, given)
     state = optimizer.init(expected)
     gathered = gather_state(plan, state_of(plan, outputs))
     assert_close(gathered, state, "first state ")
@@ -85,7 +88,7 @@ def check(optimizer: Any, owners: Any = OWNERS, shapes: Any = SHAPES, ranks: int
         inputs |= {
             End(Role.STATE, e.index): x for e, x in outputs.items() if e.role is Role.NEW_STATE
         }
-        outputs = evaluate(plan.update, inputs, ranks)
+        outputs = evaluate(plan.update, inputs)
         updates, state = optimizer.update(grads, state, expected)
         expected = optax.apply_updates(expected, updates)
         new = [outputs[End(Role.NEW_PARAM, i)] for i in range(len(plan.param_pieces))]
@@ -203,7 +206,7 @@ def test_compiled_programs_run_on_the_rows_devices_and_are_few() -> None:
     state, expected = update.init(leaves), optimizer.init(params)
     for step in range(2):
         grads = tree_of(100 + step, shapes)
-        leaves, state, _ = update.apply(leaves, put(grads), state)
+        leaves, state, *_ = update.apply(leaves, put(grads), state)
         updates, expected = jax.jit(optimizer.update)(grads, expected, params)
         params = optax.apply_updates(params, updates)
     assert_close(whole([np.asarray(x) for x in leaves], plan), params, "params")
@@ -224,19 +227,18 @@ def test_rows_move_by_collectives_too() -> None:
     params = [tree_of(0)["scan"]["w"]]
     mesh = PipelineMesh(Mesh(np.array(jax.devices()[:2]), ("pipe",)), "pipe")
     plan = build_update(optimizer, params, [(0, 1, 1, 0)], 2)
-    share = Share(mesh)
-    update = Update(
-        plan,
-        Places(tuple(rank.replicated for rank in mesh.ranks)),
-        SharedExchange(plan.update, share),
-        SharedExchange(plan.init, share),
-        compiler_options=FAST,
-    )
+    where = tuple(rank.replicated for rank in mesh.ranks)
+    values = values_of(plan.update, where)
+    moving = PairPermute(tuple(values), tuple(values.values()), mesh)
+    numbers = {transfer: number for number, transfer in enumerate(values)}
+    crew = Crew(RankThreads((0, 1)), moving, numbers, tuple(numbers.values()))
+    rows_of_ranks = rows_of(plan.update)
+    update = Update(plan, Places(where), rows_of_ranks, crew, compiler_options=FAST)
     rows: Any = [
         jax.device_put(np.asarray(x), mesh.ranks[r].replicated)
         for x, r in zip(params[0], (0, 1, 1, 0), strict=True)
     ]
-    new, _, _ = update.apply(rows, rows, update.init(rows))
+    new, *_ = update.apply(rows, rows, update.init(rows))
     updates, _ = optimizer.update(params, optimizer.init(params), params)
     assert_close(np.stack(new), optax.apply_updates(params, updates)[0], "w")
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from octojax.errors import PlanError
-from octojax.update import Places, Role, Update, UpdatePlan, build_update
+from octojax.executor.update import Update
+from octojax.update import Places, Role, UpdatePlan, build_update
 
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """Programs that run a few times on small arrays: compile time is all that counts."""
@@ -50,11 +51,11 @@ def test_non_finite_gradient_on_one_rank_skips_the_update_everywhere(leaf: int, 
     leaves: Any = put(params, plan, where)
     state = update.init(leaves)
     grads = [jnp.ones((30, 40)), jnp.ones((40, 50))]
-    leaves, state, _ = update.apply(leaves, put(grads, plan, where), state)
+    leaves, state, *_ = update.apply(leaves, put(grads, plan, where), state)
     before, inner = bits(leaves), bits(update.gather(state).inner_state)
 
     grads[leaf] = grads[leaf].at[3, 5].set(bad)
-    leaves, state, scalars = update.apply(leaves, put(grads, plan, where), state)
+    leaves, state, scalars, _ = update.apply(leaves, put(grads, plan, where), state)
     assert bits(leaves) == before
     assert bits(update.gather(state).inner_state) == inner
     assert not np.isfinite(scalars["grad_norm"])
@@ -65,7 +66,7 @@ def test_non_finite_gradient_on_one_rank_skips_the_update_everywhere(leaf: int, 
         assert counters[".total_notfinite"] == 1
         assert not counters[".last_finite"]
 
-    leaves, state, _ = update.apply(
+    leaves, state, *_ = update.apply(
         leaves, put([jnp.ones(x.shape) for x in grads], plan, where), state
     )
     assert bits(leaves) != before
@@ -164,7 +165,7 @@ def test_extra_arguments_reach_the_optimizer() -> None:
     grads = jax.tree.map(jnp.ones_like, params)
     for _ in range(4):
         extra = {r: {"value": jax.device_put(jnp.float32(1), where.ranks[r])} for r in range(2)}
-        leaves, state, _ = update.apply(leaves, put(grads, plan, where), state, extra)
+        leaves, state, *_ = update.apply(leaves, put(grads, plan, where), state, extra)
         updates, expected_state = optimizer.update(
             grads, expected_state, expected, value=jnp.float32(1)
         )
@@ -181,7 +182,7 @@ def test_integer_leaves_stay_and_wide_gradients_are_cast() -> None:
     update = Update(plan, where, compiler_options=FAST)
     leaves: Any = put(params, plan, where)
     grads = [jnp.zeros(3, jnp.int32), jnp.full((4, 4), 0.3, jnp.float32)]
-    leaves, _, _ = update.apply(leaves, put(grads, plan, where), update.init(leaves))
+    leaves, *_ = update.apply(leaves, put(grads, plan, where), update.init(leaves))
     updates, _ = optax.adam(0.1).update(
         {"w": jnp.full((4, 4), 0.3, jnp.bfloat16)}, optax.adam(0.1).init({"w": params["w"]})
     )
@@ -205,7 +206,7 @@ def test_rank_of_several_devices_keeps_the_sharding_of_its_parameters() -> None:
     update = Update(plan, where, compiler_options=FAST)
     leaves: Any = put(params, plan, where)
     grads = jax.tree.map(lambda x: jnp.cos(3 * x), params)
-    leaves, state, scalars = update.apply(leaves, put(grads, plan, where), update.init(leaves))
+    leaves, state, scalars, _ = update.apply(leaves, put(grads, plan, where), update.init(leaves))
     updates, _ = optimizer.update(grads, optimizer.init(params), params)
     for got, want in zip(
         leaves, jax.tree.leaves(optax.apply_updates(params, updates)), strict=True
@@ -225,7 +226,7 @@ def test_state_survives_gather_and_scatter() -> None:
     leaves: Any = put(params, plan, where)
     state = update.init(leaves)
     grads = put(jax.tree.map(jnp.ones_like, params), plan, where)
-    _, state, _ = update.apply(leaves, grads, state)
+    _, state, *_ = update.apply(leaves, grads, state)
     tree = update.gather(state)
     again = moved.scatter(tree)
     assert bits(moved.gather(again)) == bits(tree)
@@ -260,7 +261,7 @@ def check_random_tree(data: st.DataObject, shapes: list[tuple[int, ...]], num_ra
     expected, expected_state = params, optimizer.init(params)
     step = jax.jit(optimizer.update)
     for _ in range(2):
-        leaves, state, _ = update.apply(leaves, put(grads, plan, where), state)
+        leaves, state, *_ = update.apply(leaves, put(grads, plan, where), state)
         updates, expected_state = step(grads, expected_state, expected)
         expected = optax.apply_updates(expected, updates)
     for got, want in zip(
@@ -286,3 +287,30 @@ def test_many_random_trees_equal_plain_optax(
     data: st.DataObject, shapes: list[tuple[int, ...]], num_ranks: int
 ) -> None:
     check_random_tree(data, shapes, num_ranks)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(2, 6))
+def test_every_rank_gets_what_it_reads_in_few_messages(ranks: int) -> None:
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))
+    plan = build_update(optimizer, [jnp.ones((2, 3))] * ranks, list(range(ranks)), ranks)
+    first, last = plan.update.messages
+    assert last == ()
+    assert len(first) == (2 if ranks == 2 else 2 * (ranks - 1))
+    known = {rank: {plan.update.gathered(0, rank)} for rank in range(ranks)}
+    for message in first:
+        own = plan.update.gathered(0, message.source)
+        sent = {own if end.role is Role.PACKED else end for end in message.sent}
+        assert sent <= known[message.source]
+        assert sent == set(message.kept)
+        known[message.target] |= sent
+    for rank in range(ranks):
+        reads = {plan.update.gathered(0, s) for s in plan.update.sources(0, rank)}
+        assert reads <= known[rank]
+
+
+def test_only_ranks_that_want_the_norm_wait_for_it() -> None:
+    plan = build_update(optax.adam(1e-2), two_layers(), (0, 1), 2)
+    alone = plan.update.with_scalars_on([0])
+    assert [len(messages) for messages in plan.update.messages] == [2, 0]
+    assert alone.outline == (((0, 1), ((1, 0),)), ((0,), ()))
