@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from octojax import compat
@@ -226,13 +225,12 @@ class TrainStep:
         results, value, aux = loss.run(loss.trainer, state.held, batch, recorder)
         carried, counters = loss.next_state(state.held, results)
         gradients, extra = self._gradients(results), self._extra(value)
-        old = _spare((self._optimized(state.held.units), state.opt_state))
-        others = dict(enumerate(state.held.units))
+        params, others = self._optimized(state.held.units), dict(enumerate(state.held.units))
         loss.calls.stop.commit()  # from here on the buffers of `state` are taken over
         self._newest = None
         try:
             new, opt_state, scalars, copies = self.update.apply(
-                old[0], gradients, old[1], extra, others, loss.calls.stop, recorder
+                params, gradients, state.opt_state, extra, others, loss.calls.stop, recorder
             )
             units: list[Any] = list(state.held.units)
             for unit, value_ in zip(loss.trained, new, strict=True):
@@ -514,15 +512,6 @@ def _expect_kind(state: Any) -> None:
 def _forms(tree: Any) -> list[tuple[Any, Any]]:
     """Shapes and types of a tree's arrays."""
     return [(x.shape, x.dtype) for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
-
-
-def _spare(arrays: Any) -> Any:
-    """Returns copies where the update may be refused after it has run (`jax.debug_nans`), so
-    that the state survives it; else the arrays, whose buffers the update takes over."""
-    config: Any = jax.config
-    if config.jax_debug_nans or config.jax_debug_infs:
-        return jax.tree.map(jnp.copy, arrays)
-    return arrays
 
 
 def _failed_update(error: Exception, state: TrainState) -> Exception:

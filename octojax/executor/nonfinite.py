@@ -60,10 +60,7 @@ def non_finite(
 
 
 def non_finite_phase(routine: Any, walk: Walk, slots: Sequence[Any]) -> NonFiniteError:
-    """Like `non_finite`, where `walk` stands in the end of a step (an executor's `Routine`).
-
-    What a program has taken over for its results cannot be looked at any more.
-    """
+    """Like `non_finite`, where `walk` stands in the end of a step (an executor's `Routine`)."""
     infinite, begin = _beginning(walk)
     operation = routine.body[walk.at] if 0 <= walk.at < len(routine.body) else None
     if operation is None or operation.do is not Do.RUN:

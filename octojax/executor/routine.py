@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 
 from octojax import compat
 from octojax.errors import NonFiniteError
@@ -195,15 +196,26 @@ def run_routines(
 
 
 def _run(routine: Routine, walk: Walk, values: Sequence[Any], record: Recorder | None) -> list[Any]:
-    slots = [*values, *[None] * (routine.num_slots - len(values))]
+    slots = [*_spare(values), *[None] * (routine.num_slots - len(values))]
     loop = run_rank if record is None else record.end(routine.rank, routine.body)
     try:
         loop(walk, slots)
     except Exception as error:
         if compat.is_nan_report(error) and not isinstance(error, NonFiniteError):
-            raise non_finite_phase(routine, walk, slots) from error
+            inputs = [*values, *slots[len(values) :]]
+            raise non_finite_phase(routine, walk, inputs) from error
         raise
     return slots
+
+
+def _spare(values: Sequence[Any]) -> Sequence[Any]:
+    """Returns copies where a program may be refused after it has run (`jax.debug_nans`), so that
+    what it was given survives; else the values, whose buffers it takes over."""
+    config: Any = jax.config
+    if not (config.jax_debug_nans or config.jax_debug_infs):
+        return values
+    with jax.debug_nans(False), jax.debug_infs(False):
+        return jax.tree.map(jnp.copy, values)
 
 
 def copies_of(
