@@ -55,8 +55,18 @@ Build = Callable[[Sizes], tuple[Any, Callable[[Any, Any], Any]]]
 """Sizes -> (the model, its loss). Called after JAX's devices are set up."""
 
 
-def main(name: str, build: Build, *, layers: int, width: int = 128) -> None:
-    """Runs the experiment with the command line's options; mistakes end with exit code 2."""
+def main(
+    name: str,
+    build: Build,
+    *,
+    layers: int,
+    width: int = 128,
+    published: Callable[[str, str | None], Any] | None = None,
+) -> None:
+    """Runs the experiment with the command line's options; mistakes end with exit code 2.
+
+    `published` makes a `dry_runs.Published` of a preset's name, for `--dry-run`.
+    """
 
     def command(
         data: Annotated[
@@ -88,7 +98,39 @@ def main(name: str, build: Build, *, layers: int, width: int = 128) -> None:
         evaluate: Annotated[
             bool | None, typer.Option(help="Loss on held-out text at the end [if time is left].")
         ] = None,
+        dry_run: Annotated[
+            bool, typer.Option("--dry-run", help="Plan a published model; make and train nothing.")
+        ] = False,
+        preset: Annotated[str | None, typer.Option(help="Published model, with --dry-run.")] = None,
+        devices: Annotated[int, typer.Option(min=1, help="To plan for, with --dry-run.")] = 64,
+        global_batch: Annotated[
+            int, typer.Option(min=1, help="Sequences per step, with --dry-run.")
+        ] = 64,
+        sequence: Annotated[
+            int, typer.Option(min=1, help="Tokens per sequence, with --dry-run.")
+        ] = 4096,
+        max_tensor: Annotated[
+            int | None, typer.Option(min=1, help="Widest tensor axis, with --dry-run [a node].")
+        ] = None,
+        param_dtype: Annotated[
+            str | None, typer.Option(help="Of the parameters, with --dry-run [the preset's].")
+        ] = None,
+        machine: Annotated[
+            Path | None, typer.Option(help="Described machine (JSON), with --dry-run [H100s].")
+        ] = None,
     ) -> None:
+        if dry_run != (preset is not None):
+            raise ValueError("--dry-run needs --preset, and --preset is for --dry-run alone")
+        if preset is not None:
+            if published is None:
+                raise ValueError(f"{name} has no published presets to plan")
+            emulate_devices(devices)
+            import dry_runs
+
+            plan_seconds = max(tune_seconds, 20.0)
+            sizes = (devices, global_batch, sequence, max_tensor, machine, plan_seconds, out)
+            dry_runs.run(dry_runs.DrySettings(preset, *sizes), published(preset, param_dtype))
+            return
         out = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         if width % 64:
             raise ValueError(f"--width {width}: heads are 32 wide and paired; use 64, 128, 192...")

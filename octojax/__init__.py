@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from octojax.executor.kept_memory import share_arena
 
 if TYPE_CHECKING:
+    from octojax.api.dry_run import dry_run as dry_run
     from octojax.api.gradient import value_and_grad as value_and_grad
     from octojax.api.options import Options as Options
     from octojax.api.options import pipeline as pipeline
@@ -55,6 +56,7 @@ _HOMES = {
     "boundary": "octojax.layers.boundary",
     "compare": "octojax.diagnosis",
     "compile": "octojax.api.step",
+    "dry_run": "octojax.api.dry_run",
     "explain": "octojax.diagnosis",
     "initialize": "octojax.processes",
     "pipeline": "octojax.api.options",

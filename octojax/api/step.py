@@ -420,20 +420,24 @@ class TrainStep:
         return self.loss.update
 
     @cached_property
-    def update(self) -> Update:
-        """The optimizer update, spread over the ranks."""
-        loss, plan = self.loss, self.update_plan
-        here, engine = set(loss.mesh.local_ranks), loss.trainer.engine
-        where = tuple(r.replicated for r in loss.mesh.ranks)
-        places = Places(
-            tuple(x if rank in here else None for rank, x in enumerate(where)),
+    def places(self) -> Places:
+        """Where the values of the update lie, on the ranks of this process."""
+        loss, here = self.loss, set(self.loss.mesh.local_ranks)
+        return Places(
+            tuple(r.replicated if r.index in here else None for r in loss.mesh.ranks),
             tuple(loss.home(u) if loss.owners[u] in here else None for u in loss.trained)
             if any(any(spec) for spec in loss.unit_specs)
             else (),
         )
+
+    @cached_property
+    def update(self) -> Update:
+        """The optimizer update, spread over the ranks."""
+        loss, plan, engine = self.loss, self.update_plan, self.loss.trainer.engine
+        where = tuple(r.replicated for r in loss.mesh.ranks)
         return Update(
             plan,
-            places,
+            self.places,
             end_rows(loss.lowered.plan),
             engine.crew("UP"),
             engine.further_crew(values_of(plan.init, where)),

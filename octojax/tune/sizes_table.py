@@ -8,7 +8,7 @@ from octojax.ir.profile import Profile
 from octojax.tune.mesh_costs import MeshSizes
 from octojax.tune.result import TuneResult
 
-MOST_ROWS = 24
+MOST_ROWS = 16
 
 
 @dataclass(frozen=True)

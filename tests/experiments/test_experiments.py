@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -127,3 +128,48 @@ def test_too_little_text_is_refused_with_the_numbers(tmp_path):
     (tmp_path / "x.txt").write_text("short")
     with pytest.raises(ValueError, match=r"found 5 bytes.*give at least 360 bytes"):
         corpus_module().load(str(tmp_path), 16)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("name", "preset", "parameters"),
+    [
+        ("nemotron_h", "nemotron-h-56b", "56,324,350,464"),
+        ("jamba", "jamba-1.5-large", "398,555,145,696"),
+    ],
+)
+def test_a_published_model_is_planned_for_64_devices_on_this_host(
+    name: str, preset: str, parameters: str, tmp_path: Path
+) -> None:
+    """In three minutes of two cores and 4 GiB."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, str(EXPERIMENTS / f"{name}.py"), "--preset", preset]
+    done = subprocess.run(
+        [*command, "--devices", "64", "--dry-run", "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2 * 180
+    assert after.ru_maxrss < 4 * 2**20  # KiB, of the largest child
+    assert f"{parameters} parameters on 64 devices" in done.stdout
+    plan = Plan.load(tmp_path / "plan.json")
+    table = done.stdout.partition(" rank  layers")[2].splitlines()[1 : 1 + plan.num_ranks]
+    assert [int(line.split()[0]) for line in table] == [*range(plan.num_ranks)]
+    assert sum(int(line.split()[1]) for line in table) >= plan.partition.num_layers
+    assert all(0 < float(line.split()[-1]) <= 80e9 / 2**30 for line in table)
+
+
+def test_a_dry_run_needs_a_preset_that_is_there() -> None:
+    command = [sys.executable, str(EXPERIMENTS / "jamba.py"), "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "--dry-run needs --preset" in done.stderr
+    done = subprocess.run(
+        [*command, "--preset", "jamba-2"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2
+    assert "--preset 'jamba-2': expected one of jamba-v0.1, jamba-1.5-large" in done.stderr
