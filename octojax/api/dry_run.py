@@ -40,7 +40,7 @@ from octojax.trace import trace_loss
 from octojax.tune import tune_devices
 from octojax.tune.mesh_costs import STREAMS, MeshSizes, on_mesh
 from octojax.tune.sizes_table import DevicesResult
-from octojax.update.run import piece_aval
+from octojax.update.state import piece_aval
 
 TENSOR_AXIS = "tensor"
 GIB = 2**30
