@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from octojax.cli.sources import Source
-from octojax.ir import LoweredPlan, Machine, Plan, Prediction, Profile, Schedule, Timeline
+from octojax.ir import Machine, Plan, Prediction, Profile, Timeline
 
 if TYPE_CHECKING:
     from octojax.report import Panel
@@ -24,6 +24,7 @@ def panel_of(source: Source, costs: Profile | None, bound_s: float | None = None
     Without costs every stage takes units. `bound_s` None is the plan's own bound.
     """
     from octojax.report import Panel
+    from octojax.report.panel import stage_layers
     from octojax.simulate import StageCosts, simulate
 
     found, note = source.content, source.note
@@ -34,7 +35,7 @@ def panel_of(source: Source, costs: Profile | None, bound_s: float | None = None
         units = StageCosts.unit(found.num_stages, 1, 1, 1, 2)
         timeline = replace(simulate(found, units, Machine()), unit="units")
         note = "" if prediction is None else f"{expected(prediction)}; draw that with --profile"
-        return Panel(f"{source.name}, {UNITS}", timeline, bound_s, note, layers_of(found, None))
+        return Panel(f"{source.name}, {UNITS}", timeline, bound_s, note, stage_layers(found))
     timeline = simulate(found, costs)
     if prediction is not None and not note:
         bound_s = prediction.lower_bound_s if bound_s is None else bound_s
@@ -44,7 +45,7 @@ def panel_of(source: Source, costs: Profile | None, bound_s: float | None = None
         note = f"{note}: {expected(prediction)}"
     title = f"{source.name}, simulated with profile {costs.name}"
     capacities = tuple(map(costs.machine.capacity, range(found.num_ranks)))
-    return Panel(title, timeline, bound_s, note, layers_of(found, costs), capacities)
+    return Panel(title, timeline, bound_s, note, stage_layers(found, costs), capacities)
 
 
 def recorded(name: str, timeline: Timeline, bound_s: float | None = None) -> "Panel":
@@ -53,19 +54,6 @@ def recorded(name: str, timeline: Timeline, bound_s: float | None = None) -> "Pa
     from octojax.report import Panel
 
     return Panel(name, timeline, bound_s, str(clock_skew(timeline) or ""))
-
-
-def layers_of(found: Schedule | Plan | LoweredPlan, profile: Profile | None) -> tuple[str, ...]:
-    """Returns what is in each stage of a plan: `layers 3-5: mamba, mlp, mamba`."""
-    if isinstance(found, Schedule):
-        return ()
-    kinds = profile.kinds if profile is not None and profile.of_partition is None else ()
-    names = []
-    for stage in range(found.partition.num_stages):
-        held = found.partition.layers(stage)
-        where = f"layer {held[0]}" if len(held) == 1 else f"layers {held[0]}-{held[-1]}"
-        names.append(f"{where}: {', '.join(kinds[i] for i in held)}" if kinds else where)
-    return tuple(names)
 
 
 def expected(prediction: Prediction) -> str:

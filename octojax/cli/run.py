@@ -117,7 +117,8 @@ def command(
     if html is not None:
         from octojax.report import Panel
 
-        write_pictures([Panel(name, timeline) for name, timeline in found.items()], html)
+        layers = tuple(answer["layers"])
+        write_pictures([Panel(name, line, layers=layers) for name, line in found.items()], html)
     typer.echo(json.dumps(answer, indent=1) if as_json else _text(answer, found))
 
 

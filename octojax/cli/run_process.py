@@ -19,6 +19,7 @@ from octojax.ir import Plan, Profile, Timeline
 from octojax.mesh import pipeline_mesh
 from octojax.processes import barrier, initialize, timeout_s
 from octojax.report.data import save_timeline
+from octojax.report.panel import stage_layers
 from octojax.simulate import simulate
 
 
@@ -60,6 +61,7 @@ def main(text: str, folder: str) -> None:
         "ranks": ranks,
         "processes": jax.process_count(),
         "microbatches": count,
+        "layers": stage_layers(step.plan, profile),
         "steps": wanted["steps"],
         "loss": float(metrics["loss"]),
         "steps_s": times[2:],

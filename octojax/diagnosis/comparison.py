@@ -8,7 +8,7 @@ from octojax.diagnosis.accounts import busiest, rank_accounts
 from octojax.diagnosis.explanation import as_plan, bound_of, unit_profile
 from octojax.ir import Plan, Profile, Schedule, Timeline
 from octojax.report import Panel, render_svg
-from octojax.report.panel import nbytes, seconds
+from octojax.report.panel import nbytes, seconds, stage_layers
 from octojax.simulate import simulate
 
 UNITS = "F = I = W = 1, B = 2 for all stages of a rank"
@@ -21,7 +21,7 @@ class Entry:
     `speedup` is how many times more microbatches a second than the first entry. Fill and drain,
     and both waits, are those of the busiest rank. `gap` is to the lower bound for as many ranks
     and microbatches, None where there is none. `fits` tells whether every rank's peak is within
-    its memory.
+    its memory. `layers` names what is in each stage.
     """
 
     name: str
@@ -36,6 +36,8 @@ class Entry:
     peak_bytes: float
     fits: bool
     bound_s: float | None
+    layers: tuple[str, ...] = ()
+    capacities_bytes: tuple[float, ...] = ()
 
     @property
     def gap(self) -> float | None:
@@ -70,7 +72,13 @@ class Comparison:
     def panels(self) -> list[Panel]:
         """Returns one titled timeline per entry, for `octojax.report`."""
         return [
-            Panel(f"{e.name}, {self.source}", e.timeline, e.bound_s if self._timed else None)
+            Panel(
+                f"{e.name}, {self.source}",
+                e.timeline,
+                e.bound_s if self._timed else None,
+                layers=e.layers,
+                capacities_bytes=e.capacities_bytes,
+            )
             for e in self.entries
         ]
 
@@ -147,6 +155,8 @@ def _entry(name: str, found: Plan | Schedule, costs: Profile, timed: bool) -> En
         peak_bytes=max(a.peak_bytes for a in accounts),
         fits=all(a.peak_bytes <= costs.machine.capacity(a.rank) for a in accounts),
         bound_s=bound.seconds if bound else None,
+        layers=stage_layers(plan, costs) if timed else (),
+        capacities_bytes=tuple(map(costs.machine.capacity, range(plan.num_ranks))),
     )
 
 

@@ -3,7 +3,17 @@
 import math
 from dataclasses import dataclass
 
-from octojax.ir import Action, ActionSpan, Kind, Overlap, Timeline
+from octojax.ir import (
+    Action,
+    ActionSpan,
+    Kind,
+    LoweredPlan,
+    Overlap,
+    Plan,
+    Profile,
+    Schedule,
+    Timeline,
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,24 @@ class Bar:
     @property
     def label(self) -> str:
         return str(self.action)
+
+
+def stage_layers(
+    found: Schedule | Plan | LoweredPlan, profile: Profile | None = None
+) -> tuple[str, ...]:
+    """Returns what is in each stage of a plan: `layers 3-5: mamba, mlp, mamba`.
+
+    Without a profile of the layers, their numbers alone; of a bare schedule nothing.
+    """
+    if isinstance(found, Schedule):
+        return ()
+    kinds = profile.kinds if profile is not None and profile.of_partition is None else ()
+    names = []
+    for stage in range(found.partition.num_stages):
+        layers = found.partition.layers(stage)
+        where = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"
+        names.append(f"{where}: {', '.join(kinds[i] for i in layers)}" if kinds else where)
+    return tuple(names)
 
 
 LIGHT = {"F": "#3a78c9", "B": "#d9661f", "I": "#6b1a55", "W": "#f0c94a", "R": "#a3abb3"}
