@@ -23,6 +23,7 @@ DATA_AXIS = "data"
 """The one mesh axis that octojax handles itself: batch rows are spread over it, and gradients
 are summed over it once per step. Any further axis is left to XLA's automatic partitioning."""
 
+
 ONE_DEVICE = (
     "JAX has one device here, so this pipeline has one rank: it computes the same, and overlaps "
     "nothing. On CPU, ask for more before using JAX: jax.config.update('jax_num_cpu_devices', 4), "
@@ -225,3 +226,10 @@ def pipeline_mesh(
             f"XLA_FLAGS=--xla_force_host_platform_device_count={wanted}"
         )
     return PipelineMesh(Mesh(np.array(at_hand[:wanted]), (axis,)), axis)
+
+
+def axes_of(entry: Any) -> tuple[str, ...]:
+    """Returns the axes that an entry of a partition spec names."""
+    if isinstance(entry, tuple):
+        return entry
+    return (entry,) if isinstance(entry, str) else ()

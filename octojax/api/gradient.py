@@ -39,6 +39,11 @@ def value_and_grad(
     with call("compile"), compat.jit_enabled(), compat.without_mesh() as callers:
         pure = adapt(params, loss_fn)
         chosen = options_of(model or pure.example(params), **options)
+        if chosen.zero:
+            raise ValueError(
+                f"zero={chosen.zero} spreads what octopipe.compile keeps between steps; "
+                f"value_and_grad keeps nothing. Leave zero= out"
+            )
         loss = PipelinedLoss(pure, batch, chosen, mesh, callers=callers)
         _ = loss.trainer
     return PipelinedGradient(loss, loss_fn, has_aux)

@@ -48,7 +48,8 @@ class Options:
     `compiler_options` go to XLA for every stage program, as those of `jax.jit` do.
     `param_specs` say how parameters lie on a rank's devices, beyond what the model's metadata and
     its arrays say: a tree of `PartitionSpec`s whose paths begin those of the parameters, or a
-    function of path and shape; see docs/meshes.md.
+    function of path and shape; see docs/meshes.md. `zero` spreads over the data axis: 1 the
+    optimizer's moments, 3 the parameters between steps, too.
     """
 
     microbatches: int | None = None
@@ -66,6 +67,7 @@ class Options:
     passes: Any = None
     compiler_options: dict[str, Any] = field(default_factory=dict)
     param_specs: Any = None
+    zero: int = 0
     rows: tuple[str | int, ...] | str | int | None = None
     shared: tuple[str | int, ...] | str | int | None = None
     aux: Mapping[str, Any] | str | None = None
@@ -105,6 +107,12 @@ class Options:
             raise ValueError(
                 f"rows={self.rows!r} and shared={self.shared!r} were both given: name the leaves "
                 f"of the batch with rows, or those without; the others follow"
+            )
+        if self.zero not in (0, 1, 3):
+            raise ValueError(
+                f"zero = {self.zero}, expected 0 (everything whole on every data shard), 1 (the "
+                f"optimizer's state spread over the data axis) or 3 (the parameters, too). Sums of "
+                f"gradients are reduced once per step, so that 2 would be 1"
             )
         if self.compare_values < 0:
             raise ValueError(
@@ -148,6 +156,7 @@ _FORMS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("microbatches", _whole, "a whole number"),
     ("compare_values", _whole, "a whole number"),
     ("chunks", _whole, "a whole number"),
+    ("zero", _whole, "a whole number"),
     (
         "schedule",
         lambda x: isinstance(x, (str, Path, Schedule)),

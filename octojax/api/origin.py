@@ -56,6 +56,7 @@ def origin_of(loss: PipelinedLoss, update: UpdatePlan) -> Origin:
         ("plan", _plan(loss)),
         ("optimizer", f"{optimizer_text(update)}, {len(update.state_avals)} leaves ({leaves})"),
         ("devices", _devices(loss)),
+        ("shardings", _shardings(loss)),
     )
     return Origin(facts, loss.layout, update)
 
@@ -86,6 +87,12 @@ def _plan(loss: PipelinedLoss) -> str:
 def _devices(loss: PipelinedLoss) -> str:
     ranks = [[f"{d.platform}:{d.id}" for d in rank.devices] for rank in loss.mesh.ranks]
     return " ".join("+".join(rank) for rank in ranks)
+
+
+def _shardings(loss: PipelinedLoss) -> str:
+    specs = loss.param_specs
+    spread = sum(any(spec) for spec in specs.stored)
+    return f"{spread} leaves spread ({_digest(map(str, (*specs.stored, *specs.gradients)))})"
 
 
 def optimizer_text(update: UpdatePlan) -> str:

@@ -17,7 +17,7 @@ from octojax.api.structure import words, words_of
 from octojax.compat import is_key
 from octojax.errors import MeshError
 from octojax.frontends.specs import partition_specs
-from octojax.mesh import DATA_AXIS, PipelineMesh
+from octojax.mesh import DATA_AXIS, PipelineMesh, axes_of
 from octojax.stages.program import ParamUnit
 from octojax.trace import Leaves, path_name
 
@@ -69,14 +69,14 @@ def unit_specs(
 
 def bytes_per_device(spec: PartitionSpec, nbytes: int, mesh: Mesh) -> int:
     """Returns what each device of a rank keeps of a value of so many bytes."""
-    parts = math.prod(mesh.shape[name] for entry in spec for name in _axes(entry))
+    parts = math.prod(mesh.shape[name] for entry in spec for name in axes_of(entry))
     return nbytes // parts
 
 
 def _of_unit(spec: PartitionSpec | None, unit: ParamUnit) -> PartitionSpec:
     if spec is None:
         return WHOLE
-    entries = [entry if _axes(entry) else None for entry in spec]  # UNCONSTRAINED is whole
+    entries = [entry if axes_of(entry) else None for entry in spec]  # UNCONSTRAINED is whole
     return PartitionSpec(*entries[unit.index is not None :])
 
 
@@ -142,7 +142,7 @@ def _faults(
 ) -> list[str]:
     """What is wrong with a spec, if anything."""
     sizes = mesh.mesh.shape
-    every = [name for entry in spec for name in _axes(entry)]
+    every = [name for entry in spec for name in axes_of(entry)]
     faults = [_unknown(name, mesh) for name in dict.fromkeys(every) if name not in sizes]
     if mesh.axis in every:
         faults.append(
@@ -154,12 +154,12 @@ def _faults(
         faults.append("which names an axis twice")
     if len(spec) > len(shape):
         faults.append(f"which has {len(spec)} entries for {len(shape)} dimensions")
-    if stacked and len(spec) and _axes(spec[0]):
+    if stacked and len(spec) and axes_of(spec[0]):
         faults.append("whose dimension 0 is that of the layers, which the stages cut")
     if faults:
         return faults
     for at, (entry, size) in enumerate(zip(spec, shape, strict=False)):
-        parts = math.prod(sizes[name] for name in _axes(entry))
+        parts = math.prod(sizes[name] for name in axes_of(entry))
         if size % parts:
             faults.append(f"but dimension {at} of {size} is not divided by the {parts} of {entry}")
     return faults
@@ -167,9 +167,3 @@ def _faults(
 
 def _unknown(name: str, mesh: PipelineMesh) -> str:
     return f"but the mesh has no axis {_suggested(name, mesh.mesh.axis_names)}"
-
-
-def _axes(entry: Any) -> tuple[str, ...]:
-    if isinstance(entry, tuple):
-        return entry
-    return (entry,) if isinstance(entry, str) else ()

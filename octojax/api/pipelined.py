@@ -43,6 +43,7 @@ from octojax.api.structure import leaves_like, listed, refuse_packed, valueless
 from octojax.api.tuning import tuned_plan
 from octojax.api.update_plan import trained_units, update_of
 from octojax.api.whole_batch import WholeBatch, leaves_without_rows
+from octojax.api.zero import param_specs
 from octojax.costs import Device, estimate
 from octojax.errors import GradientWarning, LossError, PlanError
 from octojax.executor.engine import Engine, Results
@@ -51,6 +52,7 @@ from octojax.executor.lower import Lowered, lower
 from octojax.executor.prepare import Model
 from octojax.executor.recorded import Recorder
 from octojax.executor.share import Share
+from octojax.executor.specs import ParamSpecs
 from octojax.executor.step_thread import GRACE_S, StepThread
 from octojax.executor.transports import transport
 from octojax.executor.update import values_of
@@ -74,7 +76,7 @@ from octojax.stages.fingerprint import fingerprint, portable
 from octojax.stages.program import Ref, Role, Stage
 from octojax.stages.put_in import put_in_units
 from octojax.trace import Leaves, path_name
-from octojax.update import UpdatePlan
+from octojax.update import UpdatePlan, mixing
 
 TYPICAL = Device(flops_per_s=1e12, bandwidth_bytes_per_s=3e10)
 """Only for the order of transfers, where no profile is given: what counts is how stages compare."""
@@ -222,7 +224,7 @@ class PipelinedLoss:
                         f"loss of {self.batch.sizes[0]} rows. Choose microbatches that divide the "
                         f"{self.batch.num_rows} rows of the batch"
                     )
-            by_size[size] = differentiate(staged.forwards, self._trainable, recompute)
+            by_size[size] = differentiate(staged.forwards, self.trainable, recompute)
         return tuple(by_size[size] for size in self.batch.sizes)
 
     def _relayered(self, layered: LayeredLoss) -> LayeredLoss | None:
@@ -232,7 +234,7 @@ class PipelinedLoss:
         return replace(layered, borders=self._layered.borders, graph=self._layered.graph)
 
     @cached_property
-    def _trainable(self) -> frozenset[int]:
+    def trainable(self) -> frozenset[int]:
         """Units that are differentiated: floating leaves of the parameters."""
         num = len(self.staged.traced.params)
         return frozenset(
@@ -293,14 +295,31 @@ class PipelinedLoss:
         seconds = durations(self.plan, costs)
         return lower(plan, self.stages, fingerprint, self.batch.layouts, seconds, self._spread)
 
+    @cached_property
+    def mixed(self) -> dict[int, str]:
+        """The units whose elements the optimizer mixes, and by which operation."""
+        if self.update is None or not self.options.zero:
+            return {}
+        return {self.trained[piece]: name for piece, name in mixing(self.update).items()}
+
+    @cached_property
+    def param_specs(self) -> ParamSpecs:
+        """How each unit lies in the stages' programs, between steps, and at the update."""
+        mesh, avals = self.mesh.ranks[0].mesh, self.staged.unit_avals
+        return param_specs(self.options.zero, self.unit_specs, avals, mesh, self.mixed)
+
     @property
     def _spread(self) -> tuple[PartitionSpec, ...]:
         """The specs of all units, where a rank has an axis for XLA to spread over."""
         return self.unit_specs if any(rank.spreads for rank in self.mesh.ranks) else ()
 
     def home(self, unit: int) -> jax.sharding.Sharding:
-        """Returns where a unit lies on the devices of its owner."""
-        return self.mesh.ranks[self.owners[unit]].sharding(self.unit_specs[unit])
+        """Returns where a unit lies on the devices of its owner between steps."""
+        return self.mesh.ranks[self.owners[unit]].sharding(self.param_specs.stored[unit])
+
+    def gradient_home(self, unit: int) -> jax.sharding.Sharding:
+        """Returns where the gradient of a unit lies at the update, and its moments."""
+        return self.mesh.ranks[self.owners[unit]].sharding(self.param_specs.gradients[unit])
 
     # ------------------------------------------------------------------ engines
 
@@ -366,8 +385,8 @@ class PipelinedLoss:
         rest = {
             "joins": self.whole.joins,
             "terms": self.staged.terms,
-            "trainable": self._trainable,
-            "specs": self._spread,
+            "trainable": self.trainable,
+            "specs": self.param_specs,
         }
         if not counters.leaves:
             return Model(self.staged.unit_avals, **rest)
@@ -684,7 +703,7 @@ class PipelinedLoss:
         if unit not in self._zero_gradients:
             aval = stored(self.staged.unit_avals[unit])
             zeros = np.zeros(aval.shape, aval.dtype)
-            self._zero_gradients[unit] = jax.device_put(zeros, self.home(unit))
+            self._zero_gradients[unit] = jax.device_put(zeros, self.gradient_home(unit))
         return self._zero_gradients[unit]
 
     @cached_property

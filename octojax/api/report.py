@@ -60,6 +60,8 @@ class StepReport:
     model_bytes: int
     device_bytes: tuple[int, ...] = ()  # per rank
     collectives: tuple[ProgramReport, ...] = ()
+    not_spread: tuple[str, ...] = ()
+    """With `zero`, what stays whole on every data shard, and why."""
 
     def __str__(self) -> str:
         rows = [
@@ -87,6 +89,7 @@ class StepReport:
             held = ", ".join(f"{size / 1024:.1f}K" for size in self.device_bytes)
             rows.append(f"parameters on each device of a rank: {held}")
         rows += map(str, self.collectives)
+        rows += [f"optimizer state not spread over data: {x}" for x in self.not_spread]
         return "\n".join(rows)
 
 
@@ -108,12 +111,28 @@ def report(loss: Any, further_compilations: int = 0) -> StepReport:
         model_bytes=sum(sizes),
         device_bytes=tuple(_device_bytes(loss, sizes, r.rank) for r in step.ranks),
         collectives=_collectives(loss),
+        not_spread=_not_spread(loss),
+    )
+
+
+def _not_spread(loss: Any) -> tuple[str, ...]:
+    """The trained units whose moments stay whole although `zero` asks otherwise."""
+    specs, names = loss.param_specs, [unit.name for unit in loss.staged.units]
+    if not loss.options.zero or loss.mesh.ranks[0].data_size == 1:
+        return ()
+    whole = [u for u, spec in enumerate(specs.gradients) if spec == specs.params[u]]
+    return tuple(
+        f"{names[u]}, whose elements the optimizer mixes ({loss.mixed[u]})"
+        if u in loss.mixed
+        else f"{names[u]}, whose shape {list(loss.staged.unit_avals[u].shape)} data does not divide"
+        for u in whole
+        if u in loss.trainable
     )
 
 
 def _device_bytes(loss: Any, sizes: tuple[int, ...], rank: int) -> int:
     """What each device of a rank keeps of the parameters."""
-    every = zip(loss.unit_specs, sizes, loss.lowered.step.holders, strict=True)
+    every = zip(loss.param_specs.stored, sizes, loss.lowered.step.holders, strict=True)
     mesh = loss.mesh.ranks[rank].mesh
     return sum(bytes_per_device(spec, size, mesh) for spec, size, ranks in every if rank in ranks)
 

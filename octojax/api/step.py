@@ -425,9 +425,7 @@ class TrainStep:
         loss, here = self.loss, set(self.loss.mesh.local_ranks)
         return Places(
             tuple(r.replicated if r.index in here else None for r in loss.mesh.ranks),
-            tuple(loss.home(u) if loss.owners[u] in here else None for u in loss.trained)
-            if any(any(spec) for spec in loss.unit_specs)
-            else (),
+            *self._unit_places(here),
         )
 
     @cached_property
@@ -443,6 +441,17 @@ class TrainStep:
             engine.further_crew(values_of(plan.init, where)),
             units=loss.trained,
             compiler_options=loss.options.compiler_options,
+        )
+
+    def _unit_places(self, here: set[int]) -> tuple[tuple[Any, ...], ...]:
+        """Where parameters lie, and their gradients and moments; nothing, if all are whole."""
+        loss = self.loss
+        specs = loss.param_specs
+        if not any(any(spec) for spec in (*specs.stored, *specs.gradients)):
+            return ()
+        return tuple(
+            tuple(place(u) if loss.owners[u] in here else None for u in loss.trained)
+            for place in (loss.home, loss.gradient_home)
         )
 
     @cached_property

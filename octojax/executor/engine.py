@@ -36,7 +36,7 @@ from octojax.ir.exchange import end_rows
 from octojax.jaxprs.dataflow import shape_of
 from octojax.mesh import PipelineMesh, Rank
 from octojax.programs.build import Job
-from octojax.programs.finish import add_terms, join_results, sum_gradients
+from octojax.programs.finish import add_terms, join_results, reduction, sum_gradients
 from octojax.programs.microbatch import Microbatches
 from octojax.programs.recipe import (
     WHOLE,
@@ -131,6 +131,7 @@ class Engine:
         finish, inputs, given = self._finish(program)
         return [
             *self._preparations[program.rank].jobs(),
+            *self._gathering(program),
             Job(
                 f"finish on rank {rank.index}", finish, inputs, given, self._finish_places(program)
             ),
@@ -139,12 +140,26 @@ class Engine:
     def _finish_places(self, program: RankProgram) -> tuple[jax.sharding.Sharding, ...]:
         """Where gradients, results of the loss and terms lie at the end of a rank's step."""
         rank = self.mesh.ranks[program.rank]
-        gradients = (rank.sharding(self._spec(unit)) for unit, _ in self._owned(program))
+        gradients = (rank.sharding(self._gradient(unit)) for unit, _ in self._owned(program))
         others = len(self._emitted(program)) + len(self._term_emits(program.rank))
         return (*gradients, *[rank.replicated] * others)
 
     def _spec(self, unit: int) -> PartitionSpec:
-        return self.model.specs[unit] if self.model.specs else WHOLE
+        """How the stages' programs see a unit."""
+        return WHOLE if self.model.specs is None else self.model.specs.params[unit]
+
+    def _gradient(self, unit: int) -> PartitionSpec:
+        return WHOLE if self.model.specs is None else self.model.specs.gradients[unit]
+
+    def _gathering(self, program: RankProgram) -> list[Job]:
+        """The program that gathers a rank's parameters, where they are stored otherwise."""
+        rank = self.mesh.ranks[program.rank]
+        at_rest = [self._param(u, rank, at_rest=True) for u in program.params]
+        whole = tuple(self._param(u, rank).sharding for u in program.params)
+        if all(x.sharding == where for x, where in zip(at_rest, whole, strict=True)):
+            return []
+        name = f"gather parameters on rank {rank.index}"
+        return [Job(name, lambda *values: values, tuple(at_rest), (), whole)]
 
     @cached_property
     def _preparations(self) -> dict[int, Preparation]:
@@ -164,8 +179,10 @@ class Engine:
         total = jax.ShapeDtypeStruct(aval.shape, accumulator_dtype(aval.dtype))
         return on_devices(total, Layout.STACKED, rank, self._spec(unit))
 
-    def _param(self, unit: int, rank: Rank) -> jax.ShapeDtypeStruct:
-        return on_devices(stored(self.model.params[unit]), Layout.WHOLE, rank, self._spec(unit))
+    def _param(self, unit: int, rank: Rank, *, at_rest: bool = False) -> jax.ShapeDtypeStruct:
+        specs, aval = self.model.specs, stored(self.model.params[unit])
+        spec = specs.stored[unit] if at_rest and specs is not None else self._spec(unit)
+        return on_devices(aval, Layout.WHOLE, rank, spec)
 
     def _owned(self, program: RankProgram) -> list[tuple[int, tuple[int, ...]]]:
         """The units whose gradient this rank makes, and the slots of their sums."""
@@ -211,6 +228,7 @@ class Engine:
         terms, units = self._terms(program.rank), self._term_units(program.rank)
         trained = tuple(u for u, _ in owned) if terms else ()
         named = {slot: value for value, slot in program.results}
+        reductions = [reduction(rank, self._spec(u), self._gradient(u)) for u, _ in owned]
 
         def finish(*values: Any) -> tuple[Any, ...]:
             rest = iter(values)
@@ -222,8 +240,10 @@ class Engine:
             params = dict(zip(units, rest, strict=True))
             added, more = add_terms(terms, params, trained)
             grads = [
-                sum_gradients(parts, dtype, stacked=stacked, more=more.get(unit))
-                for parts, (unit, _), dtype in zip(sums, owned, dtypes, strict=True)
+                sum_gradients(parts, dtype, over_data, more=more.get(unit))
+                for parts, (unit, _), dtype, over_data in zip(
+                    sums, owned, dtypes, reductions, strict=True
+                )
             ]
             return (*grads, *emits, *added)
 
@@ -273,12 +293,14 @@ class Engine:
     def _ready(self, compiled: Sequence[Any]) -> None:
         """Takes what `_own_jobs` of all ranks compiled to, and prepares transports and threads."""
         rest = iter(compiled)
-        finishes = {}
-        for rank, preparation in self._preparations.items():
+        ends: dict[int, tuple[Any, Any]] = {}
+        for program in self.ranks:
+            preparation = self._preparations[program.rank]
             preparation.ready([next(rest) for _ in preparation.forms])
-            finishes[rank] = next(rest)
+            gather = next(rest) if self._gathering(program) else None
+            ends[program.rank] = gather, next(rest)
         self.transport = self.make_transport(self.step.transfers, self._at_targets(), self.mesh)
-        self.parts = [self._part(r, finishes[r.rank]) for r in self.ranks]
+        self.parts = [self._part(r, *ends[r.rank]) for r in self.ranks]
         self.threads = RankThreads([r.rank for r in self.ranks], self.timeout_s)
         self.copying = self._copying(self.crew("P"))
 
@@ -323,10 +345,10 @@ class Engine:
         if value.place is Place.TOTAL:
             return self._total(value.index, rank)
         if value.place is Place.PARAM:
-            return self._param(value.index, rank)
+            return self._param(value.index, rank, at_rest=True)
         return on_devices(stored(self.lowered.avals[value]), Layout.STACKED, rank)
 
-    def _part(self, program: RankProgram, finish: Any) -> "_Part":
+    def _part(self, program: RankProgram, gather: Any, finish: Any) -> "_Part":
         rank = self.mesh.ranks[program.rank]
         owned, emitted = self._owned(program), self._emitted(program)
         outputs = [slot for _, slots in (*owned, *emitted) for slot in slots]
@@ -338,6 +360,7 @@ class Engine:
             constants=tuple(self._constant(v, rank) for v in program.constants),
             bound=bind(program, self.programs, self.transport),
             preparation=self._preparations[program.rank],
+            gather=gather,
             finish=finish,
             outputs=itemgetter(*outputs) if len(outputs) > 1 else lambda s: [s[o] for o in outputs],
             units=tuple(unit for unit, _ in owned),
@@ -473,6 +496,7 @@ class _Part:
     constants: tuple[jax.Array, ...]
     bound: list[Bound]
     preparation: Preparation
+    gather: Any  # None: parameters are stored as the stages read them
     finish: Any
     outputs: Callable[[list[Any]], Sequence[Any]]
     units: tuple[int, ...]
@@ -495,6 +519,7 @@ class _Part:
             start = self.preparation.run(counters, batch)
             counted, counters = iter(start.counted), start.counters
             states = [next(counted) if leaf is None else state[leaf] for leaf in self.carried]
+            params = params if self.gather is None else self.gather(*params)
             slots = [*params, *self.constants, *states, *start.pieces, *start.totals]
             del start, counted  # the slots alone keep them alive
             slots += [None] * (self.program.num_slots - len(slots))

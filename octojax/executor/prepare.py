@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from octojax.executor.instructions import RankProgram
+from octojax.executor.specs import ParamSpecs
 from octojax.executor.values import Value
 from octojax.mesh import Rank
 from octojax.programs.build import Job
@@ -43,7 +43,7 @@ class Model:
     module state by one microbatch: it returns new values of the leaves `counters`, from the
     values of the leaves and units `count_reads` names (types: `count_avals`). `joins` say how
     leaves of what the loss returns join; `terms` are to be added to them once per step. `specs` say
-    how parameter units lie over the further axes of a rank (empty: whole).
+    how parameter units lie on their ranks.
     """
 
     params: tuple[Any, ...]
@@ -54,7 +54,7 @@ class Model:
     joins: tuple[Join, ...] = ()
     terms: tuple[OwnTerm, ...] = ()
     trainable: frozenset[int] = frozenset()
-    specs: tuple[PartitionSpec, ...] = ()
+    specs: ParamSpecs | None = None
 
     def advance(self, known: dict[Ref, Any]) -> dict[Ref, Any]:
         """Returns what `count_reads` names, one microbatch later."""

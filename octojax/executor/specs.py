@@ -7,6 +7,7 @@ everything else                 whole: batch, activations between stages, result
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from jax.sharding import PartitionSpec
 
@@ -14,6 +15,18 @@ from octojax.executor.values import Place, Value
 from octojax.executor.work import Group
 from octojax.programs.recipe import WHOLE, Spec
 from octojax.stages.program import Program
+
+
+@dataclass(frozen=True)
+class ParamSpecs:
+    """How each parameter unit lies on its rank: `params` in the programs of the stages, `stored`
+    between steps, `gradients` once they are summed over the data axis, with the optimizer's
+    moments. The latter two may name the data axis."""
+
+    params: tuple[PartitionSpec, ...]
+    stored: tuple[PartitionSpec, ...]
+    gradients: tuple[PartitionSpec, ...]
+
 
 _NUMBERED = frozenset({Place.RESIDUAL, Place.KEPT})
 _OF_PARAMETERS = frozenset({Place.PARAM, Place.TOTAL, Place.OTHER})

@@ -241,8 +241,17 @@ def _job(plan: UpdatePlan, program: UpdateProgram, places: Places, donates: bool
     function, rank = jaxpr_as_fun(program.jaxpr), program.rank
     kind = "rows" if len(program.bindings) > 1 else "rank"
 
+    def at_work(ends: Sequence[End], leaves: Sequence[Any]) -> list[Any]:
+        """Lets parameters that are stored otherwise lie as their gradients while they change."""
+        return [
+            leaf
+            if (work := places.of_work(plan, end, rank)) == places.of_end(plan, end, rank)
+            else jax.lax.with_sharding_constraint(leaf, work)
+            for end, leaf in zip(ends, leaves, strict=True)
+        ]
+
     def update(*leaves: Any) -> tuple[Any, ...]:
-        return tuple(function(*leaves))
+        return tuple(at_work(program.writes, function(*at_work(program.reads, leaves))))
 
     update.__name__ = f"update{program.phase}_{kind}{rank}"
     arguments = tuple(

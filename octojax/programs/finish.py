@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
+from jax.sharding import PartitionSpec
 
 from octojax.jaxprs.shardings import names_mesh, traced_anew
+from octojax.mesh import DATA_AXIS, Rank
 from octojax.programs.microbatch import Microbatches
 from octojax.programs.recipe import accumulator_dtype, unstored
 from octojax.rows.join import Join
@@ -76,17 +78,47 @@ def _dealt_out(pieces: Sequence[Any], join: Join) -> Any:
     return jnp.moveaxis(whole.reshape(*sizes, *whole.shape[1:]), front, over)
 
 
-def sum_gradients(sums: Sequence[Any], dtype: Any, *, stacked: bool, more: Any = None) -> Any:
+def sum_gradients(
+    sums: Sequence[Any], dtype: Any, over_data: Callable[[Any], Any] | None, more: Any = None
+) -> Any:
     """Returns the gradient of one parameter from the sums of all its holders.
 
-    Over a stacked axis (the data axis of the mesh) this is the step's only reduction. `more` is
-    the gradient of terms that are no part of any stage.
+    `over_data` (see `reduction`) is the step's only reduction over the data axis, if there is
+    one. `more` is the gradient of terms that are no part of any stage.
     """
-    parts = [s.sum(axis=0) if stacked else s for s in sums]
+    parts = [s if over_data is None else over_data(s) for s in sums]
     if more is not None:
         parts.append(more.astype(accumulator_dtype(more.dtype)))
     total = functools.reduce(operator.add, parts)
     return total if total.dtype == dtype else total.astype(dtype)
+
+
+def reduction(
+    rank: Rank, spec: PartitionSpec, result: PartitionSpec
+) -> Callable[[Any], Any] | None:
+    """Returns how sums of gradients are reduced over the data axis, stacked along axis 0 with
+    `spec` inside; None: the rank has no such axis.
+
+    They are summed; where `result` names the data axis, each device gets its part alone (a
+    reduce-scatter).
+    """
+    if rank.data_size == 1:
+        return None
+    if result == spec:
+        return lambda stacked: stacked.sum(axis=0)
+    entries = [entry if isinstance(entry, tuple) else (entry,) for entry in result]
+    dimension = next(at for at, entry in enumerate(entries) if DATA_AXIS in entry)
+
+    def scatter(part: Any) -> Any:
+        return jax.lax.psum_scatter(part[0], DATA_AXIS, scatter_dimension=dimension, tiled=True)
+
+    return jax.shard_map(
+        scatter,
+        mesh=rank.mesh,
+        in_specs=PartitionSpec(DATA_AXIS, *spec),
+        out_specs=result,
+        check_vma=False,
+    )
 
 
 def add_terms(

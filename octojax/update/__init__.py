@@ -5,6 +5,7 @@ rank and phase; only small values (partial norms, flags) cross ranks between pha
 """
 
 from octojax.update.build import GRAD_NORM, build_update, locate_state
+from octojax.update.mixing import mixing
 from octojax.update.places import Places
 from octojax.update.plan import Distributed, End, Role, UpdatePlan, UpdateProgram
 from octojax.update.state import OptState, gather_state
@@ -21,4 +22,5 @@ __all__ = [
     "build_update",
     "gather_state",
     "locate_state",
+    "mixing",
 ]
