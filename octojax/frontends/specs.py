@@ -10,7 +10,6 @@ jax.device_put(x, NamedSharding(mesh, P("tensor")))    an array of the mesh
 
 from typing import Any
 
-import jax
 import jax.tree_util as tree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -52,8 +51,11 @@ def _of_box(box: Any) -> PartitionSpec | None:
 
 
 def _of_array(leaf: Any, mesh: Mesh) -> PartitionSpec | None:
-    sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
+    """What the sharding of an array, or of a shape, says of this mesh."""
+    sharding = getattr(leaf, "sharding", None)
     if not isinstance(sharding, NamedSharding) or not any(sharding.spec):
         return None
     same = dict(sharding.mesh.shape) == dict(mesh.shape)
-    return sharding.spec if same and sharding.device_set == set(mesh.devices.flat) else None
+    if isinstance(sharding.mesh, Mesh):
+        same &= set(sharding.mesh.devices.flat) == set(mesh.devices.flat)
+    return sharding.spec if same else None

@@ -11,8 +11,8 @@ from octojax.update.plan import End, Role, UpdatePlan
 class Places:
     """`ranks[r]` is for what is replicated over the devices of rank r (None: the rank is in
     another process); `params[i]` for piece i of the parameters, `gradients[i]` for its gradient
-    and the state of its shape, where it is computed with (empty, or None: replicated over the
-    owner)."""
+    and the state of its shape, where it is computed with (empty: as the parameters; None, or both
+    empty: replicated over the owner)."""
 
     ranks: tuple[Sharding | None, ...]
     params: tuple[Sharding | None, ...] = ()
@@ -26,12 +26,12 @@ class Places:
         return self._of_piece(self.params, plan, piece)
 
     def of_gradient(self, plan: UpdatePlan, piece: int) -> Sharding | None:
-        return self._of_piece(self.gradients, plan, piece)
+        return self._of_piece(self.gradients or self.params, plan, piece)
 
     def of_state(self, plan: UpdatePlan, piece: int, rank: int) -> Sharding | None:
         """A moment lies as its parameter's gradient does; other state is replicated over the
         rank."""
-        owner = parameter_of(plan, piece) if self.gradients else None
+        owner = parameter_of(plan, piece) if self.gradients or self.params else None
         return self.ranks[rank] if owner is None else self.of_gradient(plan, owner)
 
     def of_end(self, plan: UpdatePlan, end: End, rank: int) -> Sharding | None:

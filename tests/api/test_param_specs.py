@@ -239,6 +239,29 @@ def test_a_function_of_path_and_shape_and_rows_of_a_stack():
         assert_trains(step, stacked, loss)
 
 
+def test_a_model_that_exists_only_as_shapes():
+    mesh = mesh_of(2, 1, 2)
+    at = NamedSharding(mesh.abstract_mesh, P(None, "tensor"))
+
+    def make():
+        a, b = jax.random.split(jax.random.key(0))
+        return {"a": jax.random.normal(a, (WIDTH, HIDDEN)), "b": jax.random.normal(b, (HIDDEN, 4))}
+
+    shapes = jax.eval_shape(make)
+    shapes["a"] = jax.ShapeDtypeStruct((WIDTH, HIDDEN), jnp.float32, sharding=at)
+
+    def loss(p, x):
+        return jnp.mean((jnp.tanh(x @ p["a"]) @ p["b"]) ** 2)
+
+    with compiled(mesh, {"b": P("tensor")}, params=shapes, loss=loss) as step:
+        state = step.init(params=make())
+        assert [x.sharding.spec for x in state.held.units] == [P(None, "tensor"), P("tensor")]
+    with compiled(mesh, {"b": P("tensor")}, params=make, loss=loss) as step:
+        state = step.init()
+        assert [x.sharding.spec for x in state.held.units][1] == P("tensor")
+        jax.tree.map(np.testing.assert_array_equal, step.params(state), jax.jit(make)())
+
+
 # ---------------------------------------------------------------------- refusals
 
 
