@@ -138,7 +138,7 @@ def test_gradients_of_half_types_are_summed_in_float32():
     assert accumulator_dtype(jnp.bfloat16) == jnp.float32
     assert accumulator_dtype(jnp.float64) == jnp.float64
     sums = [jnp.float32([1.0]), jnp.float32([2.0**-9])]
-    assert sum_gradients(sums, jnp.bfloat16, stacked=False).dtype == jnp.bfloat16
+    assert sum_gradients(sums, jnp.bfloat16, None).dtype == jnp.bfloat16
 
 
 PROGRAMS = [
