@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from octojax.ir import Profile
-from octojax.tune.candidate import evaluate, problem_arrays
+from octojax.tune.candidate import problem_arrays
+from octojax.tune.justify import judged
 from octojax.tune.problem import Problem
 from octojax.tune.starts import starting_points
 
@@ -29,11 +30,11 @@ def rate(name: str, fine: bool, seconds: float = 2.0) -> dict:
     arrays = problem_arrays(problem)
     size = 3 * problem.num_layers * problem.microbatches
     rows, starts, peaks = np.zeros((size, 4), np.int64), np.zeros(size), np.zeros(problem.ranks)
-    evaluate(*found.arrays, *arrays, rows, starts, peaks)
+    judged(*found.arrays, *arrays, rows, starts, peaks, 0, np.inf, 0.0)
     count, begun = 0, time.perf_counter()
     while time.perf_counter() - begun < seconds:
         for _ in range(10):
-            evaluate(*found.arrays, *arrays, rows, starts, peaks)
+            judged(*found.arrays, *arrays, rows, starts, peaks, 0, np.inf, 0.0)
         count += 10
     took = time.perf_counter() - begun
     return {

@@ -1,6 +1,7 @@
 """`octopipe lower`: everything that every rank executes, pass by pass."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -29,10 +30,16 @@ def command(
         str | None,
         typer.Option(
             help="Passes, such as split,recompute(stages=0-3),transfers,reorder(window=64),join. "
-            "Default: transfers,join,reorder,ownership; for a table that has SEND and RECV, "
-            "join,ownership."
+            "Default: transfers,join,reorder,ownership (reorder before join where transfers "
+            "block); for a table that has SEND and RECV, join,ownership."
         ),
     ] = None,
+    blocking: Annotated[
+        bool,
+        typer.Option(
+            "--blocking", help="Order for transfers that occupy both their ranks (rendezvous)."
+        ),
+    ] = False,
     dump: Annotated[
         Path | None, typer.Option(help="A folder: the table before and after each pass.")
     ] = None,
@@ -52,7 +59,7 @@ def command(
     if known is not None:
         expect_profile_of(file, table, known, any_profile)
     unit = "units" if known is None else "s"
-    lowered, counts = _lowered(table, known, passes, dump)
+    lowered, counts = _lowered(table, known, passes, dump, blocking)
     if output is not None:
         lowered.save(output)
     if as_json:
@@ -69,7 +76,7 @@ def command(
     )
 
 
-def _lowered(found, known, passes, dump):
+def _lowered(found, known, passes, dump, blocking):
     from octojax.ir import LoweredPlan, Machine
     from octojax.ir.delivery import mismatches
     from octojax.ir.naive import placed_naively
@@ -80,9 +87,11 @@ def _lowered(found, known, passes, dump):
         raise PlanError(
             "this is lowered already; `octopipe check`, `simulate` and `show` take it as it is"
         )
-    result = lowered(found, passes, costs=known, dump=dump)
+    machine = Machine(latency_s=1.0) if known is None else known.machine
+    if blocking:
+        machine = replace(machine, blocking=True)
+    result = lowered(found, passes, costs=known, machine=machine, dump=dump)
     costs = known or StageCosts.unit(result.num_stages)
-    machine = Machine(latency_s=1.0) if known is None else None
     timeline = simulate(result, costs, machine)
     naive = len(mismatches(placed_naively(result)))
     stalls = timeline.stalls_s

@@ -56,7 +56,7 @@ def command(
         machine = Machine()
     if latency is not None:
         machine = replace(machine, latency_s=latency, inter_latency_s=None)
-    timeline = simulate(found, given, machine, "blocking" if blocking else "async")
+    timeline = simulate(found, given, replace(machine, blocking=machine.blocking or blocking))
     if not math.isfinite(timeline.makespan_s):
         raise ValueError("the makespan is too large for a number; give smaller costs and latency")
     if as_json:

@@ -35,7 +35,8 @@ ADVICE_TRANSFER = (
 )
 ADVICE_RENDEZVOUS = (
     "Both sides of a transfer must come up in an order that all ranks agree on. "
-    "`octopipe lower FILE --passes transfers,reorder` finds such an order for any valid table."
+    "`octopipe lower FILE` finds such an order for any valid table; with `--blocking`, one for "
+    "transfers that occupy both their ranks."
 )
 
 

@@ -68,6 +68,7 @@ _MACHINE_FORMS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
      _or_none(lambda value: _is_whole(value) and value >= 1)),
     ("inter_latency_s", _AMOUNT, _or_none(_is_amount)),
     ("inter_bandwidth_bytes_per_s", _SIZE, _or_none(_is_size)),
+    ("blocking", "true or false", lambda value: isinstance(value, bool)),
 )  # fmt: skip
 """Field, what it must be in words, and whether a value is that."""
 
@@ -122,7 +123,8 @@ class Machine:
 
     `host_cost_s` is what each transfer costs on each of its two ranks.
     `speeds[r]` divides rank r's compute times; `capacities_bytes[r]` overrides the capacity.
-    With `ranks_per_node` set, links between nodes take the `inter_*` figures.
+    With `ranks_per_node` set, links between nodes take the `inter_*` figures. `blocking`: a
+    transfer occupies both its ranks, which compute nothing meanwhile (rendezvous).
     """
 
     name: str = "unnamed"
@@ -135,6 +137,7 @@ class Machine:
     ranks_per_node: int | None = None
     inter_latency_s: float | None = None
     inter_bandwidth_bytes_per_s: float | None = None
+    blocking: bool = False
 
     def __post_init__(self) -> None:
         wrong = [
@@ -231,6 +234,8 @@ class Profile:
         of the machine's speeds and links, joined by points. Names and capacities do not count.
         """
         machine = {k: v for k, v in asdict(self.machine).items() if "capacit" not in k}
+        if not self.machine.blocking:
+            del machine["blocking"]  # as before there was a choice
         layers = [{**asdict(x), "backward_s": x.fused_backward_s} for x in self.layers]
         model = [(x.kind, x.param_bytes) for x in self.layers]
         return ".".join(map(_digest, (model, layers, {**machine, "name": ""})))
@@ -242,7 +247,7 @@ class Profile:
         machine = {
             k: list(map(_plain, v)) if isinstance(v, tuple) else _plain(v)
             for k, v in asdict(self.machine).items()
-            if not (v is None or (isinstance(v, tuple) and not v) or v == math.inf)
+            if not (v is None or v is False or (isinstance(v, tuple) and not v) or v == math.inf)
         }
         layers = [
             {k: _plain(v) for k, v in asdict(layer).items() if v is not None}

@@ -29,6 +29,13 @@ def meaning_of(
     return Meaning(plan, costs_of(plan, costs), machine)
 
 
+def blocks(costs: StageCosts | Profile | None, machine: Machine | None) -> bool:
+    """Returns whether transfers occupy both their ranks, by the machine or the profile's."""
+    if machine is None and isinstance(costs, Profile):
+        machine = costs.machine
+    return machine is not None and machine.blocking
+
+
 @dataclass(frozen=True)
 class OneOrder:
     """The units of a table sorted by their simulated start or end, and their transfers.

@@ -27,11 +27,16 @@ from octojax.ir.exchange import exchanges
 from octojax.ir.lowering import without_transfers
 from octojax.ir.transfer import Cargo
 from octojax.ir.verify import verify
+from octojax.passes.one_order import blocks
 from octojax.passes.spec import Pass, name_of, parse_passes
 from octojax.simulate.costs import StageCosts
 
 DEFAULT = "transfers,join,reorder,ownership"
 """The passes of a plan without transfers of its own."""
+
+BLOCKING = "transfers,reorder,join,ownership"
+"""The same where a transfer occupies both its ranks: it may have to stand between two actions that
+could be joined."""
 
 AS_WRITTEN = "join,ownership"
 """Those of a table that spells out its SEND and RECV actions: their order is kept."""
@@ -66,7 +71,8 @@ class Pipeline:
         cannot work.
         """
         if passes is None:
-            passes = AS_WRITTEN if plan.schedule.has_transfers else DEFAULT
+            usual = BLOCKING if blocks(more.get("costs"), more.get("machine")) else DEFAULT
+            passes = AS_WRITTEN if plan.schedule.has_transfers else usual
         found = cls(parse_passes(passes), **more)
         _check_order(found.passes, plan.schedule.has_transfers)
         return found

@@ -41,7 +41,7 @@ from octojax.ir import (
 )
 from octojax.ir.delivery import deliverable
 from octojax.ir.walk import Mode
-from octojax.passes.one_order import OneOrder, meaning_of
+from octojax.passes.one_order import OneOrder, blocks, meaning_of
 from octojax.simulate.costs import StageCosts
 from octojax.simulate.oracle import Meaning
 
@@ -61,19 +61,20 @@ class ReorderComm:
     rendezvous, and leaves the order of computation alone. `costs` and `machine` say what is worth
     hiding where; by default every action costs one, and a transfer a hundredth of that if it
     occupies its ranks, else as much (posting early costs nothing). `window` is how many places
-    are tried per transfer in mode "blocking", which keeps the pass near linear.
+    are tried per transfer in mode "blocking", which keeps the pass near linear. The mode is that
+    of the machine unless it is given.
     """
 
     name: ClassVar[str] = "reorder"
-    mode: Literal["async", "blocking"] = "async"
+    mode: Literal["async", "blocking"] | None = None
     window: int = 64
     costs: StageCosts | Profile | None = None
     machine: Machine | None = None
 
     def __call__(self, plan: LoweredPlan) -> LoweredPlan:
-        unknown_s = _UNKNOWN_S[self.mode]
-        meaning = meaning_of(plan, self.costs, self.machine, unknown_s)
-        if self.mode == "async":
+        mode = self.mode or ("blocking" if blocks(self.costs, self.machine) else "async")
+        meaning = meaning_of(plan, self.costs, self.machine, _UNKNOWN_S[mode])
+        if mode == "async":
             lowered = _as_made(OneOrder.of(meaning, "end"))
         else:
             lowered = self._quickest(plan, meaning)
@@ -82,11 +83,12 @@ class ReorderComm:
         return whole
 
     def _quickest(self, plan: LoweredPlan, meaning: Meaning) -> LoweredPlan:
-        if self.costs is None:
+        if self.costs is None and self.machine is None:
             return self._repaired(meaning)
         tables = [
             self._repaired(meaning),
             self._repaired(meaning_of(plan, None, None)),
+            self._repaired(meaning_of(plan, None, Machine())),
             _as_made(OneOrder.of(meaning, "start")),
             _as_made(OneOrder.of(meaning, "end")),
         ]

@@ -15,14 +15,13 @@ sends two values at one instant over one link, and both arrive after one latency
 import numpy as np
 from numba import njit
 
-OPTIONS = {"cache": True, "nogil": True, "error_model": "numpy"}
-"""Of every compiled function: kept on disk, beside other threads, no checks of division."""
+from octojax.simulate.jit import CALLED, INNER
 
 FORWARD, BACKWARD, INPUT_GRAD, WEIGHT_GRAD, RECOMPUTE = range(5)
 OUTPUT, INPUT = 2, 3  # columns of `StageCosts.nbytes`
 
 
-@njit(**OPTIONS)
+@njit(**CALLED)
 def index_items(items, rank_start, num_stages, num_microbatches):
     """Returns the items that run F, B or I, and R of each stage * microbatches + microbatch,
     -1 where none does, and the rank of each item.
@@ -48,7 +47,7 @@ def index_items(items, rank_start, num_stages, num_microbatches):
     return forward_item, backward_item, recompute_item, rank_of
 
 
-@njit(**OPTIONS)
+@njit(**INNER)
 def half_of(items, i, half):
     """Returns kind, stage and microbatch of the item's first action, or of its second."""
     if half == 0:
@@ -56,7 +55,7 @@ def half_of(items, i, half):
     return BACKWARD, items[i, 3], items[i, 4]
 
 
-@njit(**OPTIONS)
+@njit(**INNER)
 def neighbours(kind, stage, cell, num_stages, num_microbatches, forward_item, backward_item):
     """Returns the items that make an action's input and that take its output.
 
@@ -78,7 +77,7 @@ def neighbours(kind, stage, cell, num_stages, num_microbatches, forward_item, ba
     return before, after
 
 
-@njit(**OPTIONS)
+@njit(**CALLED)
 def execute(
     items,
     rank_start,

@@ -19,19 +19,19 @@ from octojax.simulate.engine import (
     FORWARD,
     INPUT,
     INPUT_GRAD,
-    OPTIONS,
     OUTPUT,
     RECOMPUTE,
     WEIGHT_GRAD,
     half_of,
 )
+from octojax.simulate.jit import CALLED, INNER
 
 Ints = NDArray[np.int32]
 
 RESIDUAL, WEIGHT_RESIDUAL = 0, 1  # columns of `StageCosts.nbytes`
 
 
-@njit(**OPTIONS)
+@njit(**CALLED)
 def item_changes(items, num_microbatches, recompute_item, nbytes, recompute, target):
     """Returns (items, 2): the change in bytes on an item's rank at its start and at its end."""
     n = len(items)
@@ -63,7 +63,7 @@ def item_changes(items, num_microbatches, recompute_item, nbytes, recompute, tar
     return change
 
 
-@njit(**OPTIONS)
+@njit(**CALLED)
 def rank_streams(items, rank_start, nbytes, change, start, end, sent, arrived, target, rank_of):
     """Returns `when`, `amount` of every change, and the bounds of their sorted streams.
 
@@ -119,7 +119,7 @@ def rank_streams(items, rank_start, nbytes, change, start, end, sent, arrived, t
     return when, amount, bounds
 
 
-@njit(**OPTIONS)
+@njit(**INNER)
 def sort_stream(when, amount, low, high):
     """Sorts one stream in place. Only lowered tables, which may send out of order, need it."""
     for i in range(low + 1, high):
@@ -131,7 +131,7 @@ def sort_stream(when, amount, low, high):
         when[j + 1], amount[j + 1] = time, size
 
 
-@njit(**OPTIONS)
+@njit(**CALLED)
 def merge(when, amount, bounds, static, record):
     """Returns peak bytes per rank, and if `record` the times and levels of every change.
 

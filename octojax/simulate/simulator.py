@@ -31,7 +31,7 @@ def simulate(
     schedule: Schedule | Plan | LoweredPlan,
     costs: StageCosts | Profile,
     machine: Machine | None = None,
-    mode: Mode = "async",
+    mode: Mode | None = None,
     free: Free = "backward",
     compiled: bool | None = None,
     seconds: Callable[[int, Action], float] | None = None,
@@ -41,7 +41,8 @@ def simulate(
     `costs` of a plan come from a profile by the plan's partition and recompute flags; a bare
     schedule cuts the profile uniformly. `machine` defaults to the profile's, else to ideal
     links. In mode "async" transfers run beside computation; in "blocking" a send and its
-    receive occupy both ranks, just around the computation or where a lowered table has them.
+    receive occupy both ranks, just around the computation or where a lowered table has them;
+    None is what the machine says.
     `free` chooses whether `peak_microbatches` counts until I or B ("backward") or until W or B.
     `compiled` chooses between two implementations that agree to the last bit; None takes the
     compiled one for all but small tables. `seconds(rank, action)` says how long each action
@@ -50,11 +51,13 @@ def simulate(
     Raises `ScheduleError` for a table that is wrong or deadlocks, `PlanError` for costs of
     another number of stages, `ValueError` for an unknown mode or `seconds` with `compiled`.
     """
+    if isinstance(costs, Profile) and machine is None:
+        machine = costs.machine
+    if mode is None:
+        mode = "blocking" if machine is not None and machine.blocking else "async"
     for name, value, known in (("mode", mode, Mode), ("free", free, Free)):
         if value not in get_args(known):
             raise ValueError(f"{name}={value!r} is unknown; choose of {', '.join(get_args(known))}")
-    if isinstance(costs, Profile) and machine is None:
-        machine = costs.machine
     stage_costs = costs_of(schedule, costs)
     if compiled and seconds is not None:
         raise ValueError("the compiled simulator knows one time per stage and kind, not `seconds`")

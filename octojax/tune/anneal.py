@@ -9,6 +9,7 @@ priorities follow the stages they were made for.
 import numpy as np
 from numba import njit
 
+from octojax.simulate.jit import CALLED, INNER
 from octojax.tune.candidate import LATE_S
 from octojax.tune.justify import judged, keys_of_layers
 
@@ -32,7 +33,7 @@ PHASE_OF_MOVE = (0, 0, 0, 1, 0, 0, 1, 0, 2, 2, 2, 2, 0)
 EVEN_OUT = MOVES.index("even out two ranks")
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**CALLED)
 def anneal(
     rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
     latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, weights, rounds, steps, hot,
@@ -73,8 +74,11 @@ def anneal(
                 _even_out(r, c, x, u, costs_4L, speed_P)
             else:
                 _regroup(move, r, c, x, u, ranks)
-            if np.array_equal(r, now[0]) and np.array_equal(c, now[1]):
-                continue  # no move at all
+            moved = False
+            for layer in range(layers):
+                moved |= r[layer] != now[0][layer] or c[layer] != now[1][layer]
+            if not moved:
+                continue
         elif move <= 9:
             n, k = n.copy(), k.copy()
             _reprioritize(move, n, k, best)
@@ -103,7 +107,7 @@ def anneal(
     return best, kept, span, now, counts
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**INNER)
 def _regroup(move, r, c, x, u, ranks):
     """Changes ranks or borders in place, see `MOVES`; flags follow their stages."""
     layers = r.shape[0]
@@ -160,7 +164,7 @@ def _regroup(move, r, c, x, u, ranks):
     _one_flag_a_stage(r, c, x, u)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**INNER)
 def _even_out(r, c, x, u, costs_4L, speed_P):
     """Hands work from one of the busiest ranks to one of the idlest, in place: over a border
     between stages, by a layer alone, or a heavier layer against a lighter one nearby.
@@ -207,7 +211,7 @@ def _even_out(r, c, x, u, costs_4L, speed_P):
     _one_flag_a_stage(r, c, x, u)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**INNER)
 def _one_flag_a_stage(r, c, x, u):
     """Gives every layer the flags of its stage's first, in place."""
     for layer in range(1, r.shape[0]):
@@ -215,7 +219,7 @@ def _one_flag_a_stage(r, c, x, u):
             x[layer], u[layer] = x[layer - 1], u[layer - 1]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**INNER)
 def _ranked(load_P, place):
     """Returns the rank at a place in ascending order of load."""
     for r in range(load_P.shape[0]):
@@ -227,7 +231,7 @@ def _ranked(load_P, place):
     return 0
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**INNER)
 def _reprioritize(move, n, k, makespan):
     """Shifts keys in place by some share of the makespan."""
     layers, _, microbatches = n.shape
@@ -258,7 +262,7 @@ def _reprioritize(move, n, k, makespan):
             n[layer, kind, m] += by
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**INNER)
 def _toggle(r, c, flag):
     """Turns the flag of one stage in place."""
     layers = r.shape[0]
@@ -272,7 +276,7 @@ def _toggle(r, c, flag):
         a += 1
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**INNER)
 def _paint(r, c, at, rank):
     """Gives the whole stage of layer `at` to `rank`."""
     was = r[at]
@@ -286,7 +290,7 @@ def _paint(r, c, at, rank):
         r[layer] = rank
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**CALLED)
 def least_makespan(rank_L, costs_4L, speed_P, host_s, microbatches):
     """Returns a time below which no schedule of these layers on these ranks can be: the
     busiest rank's work, begun when the first forward can have reached it.

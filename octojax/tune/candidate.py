@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from octojax.simulate.jit import CALLED
 from octojax.tune.list_schedule import list_schedule
 from octojax.tune.problem import Problem
 
@@ -75,7 +76,7 @@ def problem_arrays(problem: Problem, free_bytes: np.ndarray | None = None) -> tu
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**CALLED)
 def stage_arrays(
     rank_L, cut_L, recompute_L, fused_L, key_LKM, costs_4L, bytes_4L, speed_P, latency_PP,
     s_per_byte_PP, host_s, capacity_P,
@@ -154,7 +155,7 @@ def stage_arrays(
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**CALLED)
 def is_possible(first_P, free_P):
     """Whether every rank has a stage, and room for the state of its own."""
     for r in range(free_P.shape[0]):
@@ -163,25 +164,21 @@ def is_possible(first_P, free_P):
     return True
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
 def evaluate(
-    rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
-    latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, out_N4, start_N, peak_P,
-):  # fmt: skip
-    """Returns the makespan of a candidate and fills the last three as `list_schedule` does."""
-    a = stage_arrays(
-        rank_L, cut_L, recompute_L, fused_L, key_LKM, costs_4L, bytes_4L, speed_P, latency_PP,
-        s_per_byte_PP, host_s, capacity_P,
-    )  # fmt: skip
+    found: Candidate, arrays: tuple, microbatches: int, out_N4: np.ndarray, start_N: np.ndarray,
+    peak_P: np.ndarray,
+) -> float:  # fmt: skip
+    """Returns the makespan of a candidate in seconds, and fills the last three arguments as
+    `list_schedule` does; infinity where it does not fit. `arrays` are `problem_arrays`.
+    """
+    a = stage_arrays(*found.arrays[:5], *arrays[:7])
     if not is_possible(a[2], a[12]):
         return np.inf
-    return list_schedule(
-        a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12],
-        microbatches, patience_s[0], np.inf, out_N4, start_N, peak_P,
-    )  # fmt: skip
+    patience_s = float(found.patience_s[0])
+    return list_schedule(*a[1:13], microbatches, patience_s, np.inf, True, out_N4, start_N, peak_P)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**CALLED)
 def anchored(rank_L, cut_L, key_LKM, out_N4, start_N, actions):
     """Returns keys that say when each action did run: the same schedule, in comparable units.
 

@@ -19,6 +19,7 @@ from octojax.ir.partition import Partition
 from octojax.ir.placement import Placement
 from octojax.ir.plan import Plan
 from octojax.ir.schedule import Schedule
+from octojax.simulate.jit import CALLED, INNER
 from octojax.tune.anneal import least_makespan
 from octojax.tune.candidate import Candidate, problem_arrays, stage_arrays
 from octojax.tune.measure import SPLIT
@@ -126,7 +127,7 @@ def assignments(problem: Problem) -> Iterator[np.ndarray]:
         yield np.array(ranks, np.int64)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**CALLED)
 def _enumerate(rank_S, time_SK, hop_f_S, hop_i_S, ranks, microbatches, upper, nodes, rows):
     """Returns the least makespan below `upper` (else `upper`) and the nodes visited; fills
     `rows` (rank, stage, kind, microbatch) in an order in which they can be issued.
@@ -229,8 +230,16 @@ def _enumerate(rank_S, time_SK, hop_f_S, hop_i_S, ranks, microbatches, upper, no
         elif k == 2:
             ready = end[depth, s, 1, m]
         stop = max(ready, clock[depth, r]) + time_SK[s, k]
-        done[depth + 1], clock[depth + 1] = done[depth], clock[depth]
-        end[depth + 1], left[depth + 1] = end[depth], left[depth]
+        for q in range(ranks):  # slices would take seconds to compile
+            clock[depth + 1, q], left[depth + 1, q] = clock[depth, q], left[depth, q]
+        for t in range(S):
+            for j in range(3):
+                done[depth + 1, t, j] = done[depth, t, j]
+            for n in range(M):
+                end[depth + 1, t, 0, n], end[depth + 1, t, 1, n] = (
+                    end[depth, t, 0, n],
+                    end[depth, t, 1, n],
+                )
         done[depth + 1, s, k] += 1
         clock[depth + 1, r] = stop
         left[depth + 1, r] -= time_SK[s, k]
@@ -238,17 +247,21 @@ def _enumerate(rank_S, time_SK, hop_f_S, hop_i_S, ranks, microbatches, upper, no
             end[depth + 1, s, k, m] = stop
         path[depth, 0], path[depth, 1], path[depth, 2], path[depth, 3] = r, s, k, m
         if depth + 1 == N:
-            top = clock[N].max()
+            top = 0.0
+            for q in range(ranks):
+                top = max(top, clock[N, q])
             if top < best * (1 - 1e-12):
                 best = top
-                rows[:] = path
+                for n in range(N):
+                    for column in range(4):
+                        rows[n, column] = path[n, column]
             continue
         depth += 1
         fresh = True
     return best, visited
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**INNER)
 def _later(a, b, est, tail):
     """Whether option `a` should be tried after option `b`."""
     tail_a = tail[a // 3, a % 3] if a % 3 < 2 else 0.0

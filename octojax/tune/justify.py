@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numba import njit
 
+from octojax.simulate.jit import CALLED, INNER
 from octojax.tune.candidate import (
     LATE_S,
     Candidate,
@@ -18,9 +19,8 @@ from octojax.tune.candidate import (
     problem_arrays,
     stage_arrays,
 )
-from octojax.tune.list_schedule import list_schedule
+from octojax.tune.list_schedule import NEVER, list_schedule
 from octojax.tune.problem import Problem
-from octojax.tune.reverse import reverse_schedule
 
 ROUNDS = 3
 """At most so many times is a candidate justified: later ones gain nothing."""
@@ -50,28 +50,29 @@ def justified(
     return best
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def from_the_end(shape, fused_S, makespan_s, out_N4, start_N, actions, key_SKM):
+@njit(**INNER)
+def from_the_end(a, key_SKM, makespan_s, microbatches, out_N4, start_N, peak_P, actions):
     """Fills `key_SKM` with when each action starts in the schedule built from the end.
 
-    `shape` holds ranks, stages of each rank, durations and transfers as `list_schedule` takes
-    them; `out_N4`, `start_N` describe a schedule built from the front.
+    `a` are the arrays that `stage_arrays` returns; `out_N4`, `start_N` hold the schedule built from
+    the front, of `actions` actions, and are overwritten.
     """
-    rank_S, first_P, held_S, time_SK, send_f_S2, send_i_S2 = shape
     for n in range(actions):
         s, k, m = out_N4[n, 1], out_N4[n, 2], out_N4[n, 3]
-        key_SKM[s, k, m] = makespan_s - start_N[n] - time_SK[s, k]
-    stop = np.zeros_like(key_SKM)
-    length = reverse_schedule(
-        rank_S, first_P, held_S, time_SK, send_f_S2, send_i_S2, key_SKM, fused_S, stop
-    )
-    for s in range(stop.shape[0]):
-        for k in range(3):
-            for m in range(stop.shape[2]):
-                key_SKM[s, k, m] = length - stop[s, k, m]
+        key_SKM[s, k, m] = makespan_s - start_N[n] - a[4][s, k]
+    length = list_schedule(
+        a[1], a[2], a[3], a[4], a[5], a[6], key_SKM, a[8], a[9], a[10], a[11], a[12], microbatches,
+        -NEVER, NEVER, False, out_N4, start_N, peak_P,
+    )  # fmt: skip
+    for s in range(key_SKM.shape[0]):
+        for m in range(microbatches):
+            key_SKM[s, 2, m] = length  # of a W that does not exist
+    for n in range(actions):
+        s, k, m = out_N4[n, 1], out_N4[n, 2], out_N4[n, 3]
+        key_SKM[s, k, m] = length - (start_N[n] + a[4][s, k])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**CALLED)
 def judged(
     rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
     latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, out_N4, start_N, peak_P, rounds,
@@ -100,24 +101,23 @@ def judged(
     longest = (limit - TAIL * work_s / speed_P.shape[0]) * (1 + 1e-9)
     makespan = list_schedule(
         a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12],
-        microbatches, patience_s[0], longest, out_N4, start_N, peak_P,
+        microbatches, patience_s[0], longest, True, out_N4, start_N, peak_P,
     )  # fmt: skip
     if makespan == np.inf:
         return np.inf, np.inf, a[0], best_SKM
     score = makespan + TAIL * _ends(out_N4, start_N, a[4], actions, speed_P.shape[0])
     span = makespan
-    shape = (a[1], a[2], a[3], a[4], a[5], a[6])
     for n in range(rounds):
         if score > beat * (1 + PROMISING * CLOSER**n):
             break
         key_SKM = np.zeros_like(best_SKM)
-        from_the_end(shape, a[8], span, out_N4, start_N, actions, key_SKM)
+        from_the_end(a, key_SKM, span, microbatches, out_N4, start_N, peak_P, actions)
         for s in range(key_SKM.shape[0]):
             for m in range(microbatches):
                 key_SKM[s, 2, m] += late_s
         span = list_schedule(
             a[1], a[2], a[3], a[4], a[5], a[6], key_SKM, a[8], a[9], a[10], a[11], a[12],
-            microbatches, patience_s[0], longest, out_N4, start_N, peak_P,
+            microbatches, patience_s[0], longest, True, out_N4, start_N, peak_P,
         )  # fmt: skip
         if span == np.inf:
             break
@@ -128,7 +128,7 @@ def judged(
     return score, makespan, a[0], best_SKM
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**INNER)
 def _ends(out_N4, start_N, time_SK, actions, ranks):
     """Returns the root mean square of when the ranks' last actions end."""
     end_P = np.zeros(ranks)
@@ -141,7 +141,7 @@ def _ends(out_N4, start_N, time_SK, actions, ranks):
     return np.sqrt(square / ranks)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**CALLED)
 def keys_of_layers(first_S, key_SKM, layers):
     """Returns stage keys spread to layers; within a stage forward and backward stay in order.
 

@@ -43,8 +43,7 @@ def run(
     rows = np.full((3 * layers * microbatches, 4), -1, np.int64)
     starts, peaks = np.zeros(len(rows)), np.zeros(problem.ranks)
     arrays = problem_arrays(problem) if arrays is None else arrays
-    arguments = (*found.arrays, *arrays, rows, starts, peaks)
-    makespan = compiled.evaluate(*arguments)
+    makespan = compiled.evaluate(found, arrays, microbatches, rows, starts, peaks)
     used = int((rows[:, 0] >= 0).sum())
     return float(makespan), rows[:used], starts[:used], peaks
 

@@ -6,9 +6,12 @@ from typing import Any, NamedTuple
 from octojax.ir.plan import Plan
 from octojax.ir.shown import duration, line
 
+COMPILATION = "compilation"
+"""The phase of the first moment on a machine where the search has to be compiled, once."""
+
 
 class Progress(NamedTuple):
-    """One moment of a search: `phase` is what was worked on last."""
+    """One moment of a search: `phase` is what was worked on last, or `COMPILATION`."""
 
     seconds: float
     iteration: int

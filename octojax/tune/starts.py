@@ -17,6 +17,7 @@ from numba import njit
 
 from octojax.ir.partition import uniform_partition
 from octojax.schedules import generate
+from octojax.simulate.jit import CALLED, INNER
 from octojax.tune.candidate import Candidate, problem_arrays
 from octojax.tune.keys import FORMULAS, ONE_F_ONE_B, Published, by_formula, by_table
 from octojax.tune.measure import quick_makespan
@@ -128,7 +129,7 @@ def dealt(
     return np.diff(borders)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**CALLED)
 def _deal(
     order, share_S, ranks, forward_s, input_grad_s, work_s, speed_P, microbatches, host_s,
     evenness, steps, seed, hot,
@@ -165,7 +166,7 @@ def _deal(
     return best
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**INNER)
 def _shift(border, layers):
     """Moves one border, or several neighbours, by a layer; pieces may become empty."""
     pieces = border.shape[0] - 1
@@ -189,7 +190,7 @@ def _shift(border, layers):
         s += 1
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(**INNER)
 def _judge(border, order, ranks, sum_f, sum_i, sum_w, speed_P, microbatches, host_s, evenness):
     """Returns the busiest rank's time, plus what uneven turns make the others wait."""
     pieces = order.shape[0]

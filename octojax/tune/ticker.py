@@ -6,6 +6,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from octojax.tune.result import COMPILATION
 from octojax.tune.result import Progress as Moment
 
 EVERY_S = 5.0
@@ -45,7 +46,15 @@ class Ticker:
             self._bar.stop()
 
     def show(self, moment: Moment) -> None:
-        """Draws one moment of the search."""
+        """Draws one moment of the search; a line of its own says that it is being compiled."""
+        if moment.phase == COMPILATION:
+            self._bar.console.print(
+                f"first plan: 1f1b-split, {moment.makespan_s * 1e3:.3f} ms, gap {moment.gap:.2%}; "
+                f"the search is being compiled, once on this machine (about half a minute)",
+                soft_wrap=True,
+                highlight=False,
+            )
+            return
         text = (
             f"iteration {moment.iteration} {moment.phase:9s} "
             f"{moment.makespan_s * 1e3:.3f} ms, gap {moment.gap:.2%}"

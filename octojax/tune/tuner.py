@@ -5,17 +5,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
+
 from octojax.errors import CapacityError
+from octojax.ir.partition import uniform_partition
+from octojax.ir.plan import Plan
 from octojax.ir.prediction import Prediction
 from octojax.ir.profile import LayerCost, Machine, Profile
-from octojax.tune.baselines import published, summary
+from octojax.schedules import generate
+from octojax.simulate import simulate
+from octojax.tune.baselines import published, split, summary
 from octojax.tune.best import search_best, starts_for
-from octojax.tune.bound import lower_bound
+from octojax.tune.bound import Bound, lower_bound
+from octojax.tune.candidate import is_possible
 from octojax.tune.exact import is_small, solve
 from octojax.tune.measure import fits
 from octojax.tune.memory import explain_lack
 from octojax.tune.problem import Problem
-from octojax.tune.result import Progress, TuneResult
+from octojax.tune.result import COMPILATION, Progress, TuneResult
 from octojax.tune.search import PHASES, Limits, Search
 
 METHODS = ("best", "octopipe", "random", "exact")
@@ -58,18 +65,21 @@ def tune(
     Raises `ValueError` and `ProfileError` for bad input, `CapacityError` when no plan fits.
     """
     wanted = _check(method, phases, seconds, iterations, target_gap, seed)
+    overlap = overlap and not profile.machine.blocking
     if not overlap:
         profile = without_overlap(profile)
     problem = Problem.of(profile, ranks, microbatches, capacity_bytes)
     if seconds is None and iterations is None:
         seconds = DEFAULT_SECONDS if target_gap is None else 10 * DEFAULT_SECONDS
-    if seconds is not None:
+    bound = lower_bound(problem)
+    compiles = not (warm_up.cache_info().currsize or is_compiled())
+    if compiles and progress is not None:
+        progress(first_moment(problem, bound))
+    if compiles or seconds is not None:
         warm_up()
         if is_small(problem):
             warm_up_exact()
-    search = Search(
-        problem, Limits(seconds, iterations, target_gap), lower_bound(problem), progress
-    )
+    search = Search(problem, Limits(seconds, iterations, target_gap), bound, progress)
     known: list = []
     try:
         for measured in published(problem, lambda: search.time_share > BASELINES_SHARE):
@@ -111,13 +121,33 @@ def tune(
     )
 
 
+def is_compiled() -> bool:
+    """Whether compiled code of the search is on disk, by the smallest function of it."""
+    is_possible(np.zeros(2, np.int64), np.zeros(1))
+    return not is_possible.stats.cache_misses
+
+
+def first_moment(problem: Problem, bound: Bound) -> Progress:
+    """Returns what is known before anything is compiled: split 1F1B on the uniform partition, in
+    the plain simulator.
+    """
+    partition = uniform_partition(problem.profile.kinds, problem.ranks)
+    table = split(generate("1f1b", problem.ranks, problem.microbatches))
+    plan = Plan(partition, table.placement, table)
+    makespan_s = simulate(plan, problem.profile, compiled=False).makespan_s
+    return Progress(0.0, 0, COMPILATION, makespan_s, makespan_s / bound.seconds - 1)
+
+
 @lru_cache(maxsize=1)
 def warm_up() -> None:
-    """Compiles the search, or loads it compiled, before a clock starts."""
-    layer = LayerCost("x", 1.0, 1.0, 1.0)
-    problem = Problem.of(Profile("warm-up", (layer,) * 9, Machine()), 2, 4)
+    """Compiles the search, or loads it compiled, before a clock starts.
+
+    The layers differ, and are too many to be enumerated: equal ones would be settled before the
+    search itself is called.
+    """
+    layers = tuple(LayerCost("x", 1.0 + 0.37 * (n % 3), 1.0, 1.0) for n in range(9))
+    problem = Problem.of(Profile("warm-up", layers, Machine()), 2, 4)
     search = Search(problem, Limits(iterations=1), lower_bound(problem))
-    list(published(problem))
     search_best(search, frozenset(PHASES), starts_for(search, frozenset(PHASES), 0), 0)
 
 
@@ -143,6 +173,7 @@ def without_overlap(profile: Profile) -> Profile:
             bandwidth_bytes_per_s=math.inf,
             inter_latency_s=None,
             inter_bandwidth_bytes_per_s=None,
+            blocking=False,
         )
     )
 

@@ -98,6 +98,23 @@ def test_tables_that_receive_early_run_as_they_are_written(name):
     check_step(step, batch)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "ranks", "microbatches", "chunks"),
+    [
+        ("interleaved", 2, 4, 2),
+        ("interleaved", 4, 8, 2),
+        ("zb-v", 4, 8, 2),
+        ("dualpipe-v", 4, 10, 2),
+        ("looped-bfs", 4, 8, 2),
+    ],
+)
+def test_tables_that_hang_by_the_naive_rule_run_as_they_are_lowered(
+    name, ranks, microbatches, chunks
+):
+    check_step(*chain_step(generate(name, ranks, microbatches, chunks)))
+
+
 def _busy(action: Action, idle) -> bool:
     computes = action.kind.computes and (action.stage, action.kind) not in idle
     return action.kind.transfers or computes
@@ -143,16 +160,28 @@ def test_passes_that_cannot_work_are_refused_before_anything_is_compiled(passes,
         chain_step(generate("1f1b", 2, 2), passes=passes)
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    tables(max_ranks=3, max_stages=4, max_microbatches=3, pairs=False).filter(
-        lambda s: s.num_stages in (2, 4)
-    ),
-    st.sampled_from(
-        [None, "transfers,reorder,ownership", "transfers,reorder(mode=blocking),join,ownership"]
-    ),
+TABLES = tables(max_ranks=3, max_stages=4, max_microbatches=3, pairs=False).filter(
+    lambda s: s.num_stages in (2, 4)
 )
+PASSES = st.sampled_from(
+    [None, "transfers,reorder,ownership", "transfers,reorder(mode=blocking),join,ownership"]
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(TABLES, PASSES)
 def test_random_tables_are_carried_out(schedule, passes):
+    check_random(schedule, passes)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=200)
+@given(TABLES, PASSES)
+def test_two_hundred_random_tables_are_carried_out(schedule, passes):
+    check_random(schedule, passes)
+
+
+def check_random(schedule, passes):
     """By the executor's own threads and loop, with functions that make nothing."""
     stages, units, leaves = stages_of("toy", schedule.num_stages)
     plan = lowered(schedule, passes, wiring=wiring_of([stages], units))

@@ -120,7 +120,7 @@ def test_the_cycle_of_a_rendezvous_is_drawn():
         "the table deadlocks under blocking rendezvous, stuck at 0SEND_F1 1SEND_B0, in a cycle: "
         "rank 0 (0SEND_F1) -> rank 1 (1SEND_B0) -> rank 0 (0SEND_F1)"
     ) in str(error.value)
-    assert "--passes transfers,reorder` finds such an order" in str(error.value)
+    assert "`octopipe lower FILE` finds such an order" in str(error.value)
 
 
 def test_an_evaluation_runs_forwards_alone():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from octojax.ir import LoweredPlan, Machine, Partition, Plan, Run, Schedule
 from octojax.ir.delivery import deliverable, mismatches
 from octojax.ir.verify import verify
-from octojax.passes import PlaceTransfers, ReorderComm
+from octojax.passes import PlaceTransfers, ReorderComm, lowered
 from octojax.passes.one_order import meaning_of
 from octojax.schedules import generate
 from octojax.simulate import StageCosts, simulate
@@ -118,6 +118,37 @@ def test_interleaved_with_a_latency_of_one():
         )
     ]
     assert makespans[0] <= makespans[1] <= 324
+
+
+def test_the_order_is_that_of_a_machine_whose_transfers_block():
+    """The default pipeline asks the machine; knowing latency or costs never makes it slower."""
+    schedule = generate("interleaved", 8, 16, 2)
+    costs, machine = StageCosts.unit(16), Machine(latency_s=1.0, blocking=True)
+    makespans = [
+        simulate(lowered(schedule, **known), costs, machine).makespan_s
+        for known in (
+            {"machine": Machine(blocking=True)},
+            {"machine": machine},
+            {"costs": costs, "machine": machine},
+        )
+    ]
+    assert max(makespans) <= 324
+    assert max(makespans[1:]) <= makespans[0]
+    beside = lowered(schedule, costs=costs, machine=Machine(latency_s=1.0))
+    assert simulate(beside, costs, Machine(latency_s=1.0)).makespan_s <= 147
+    assert simulate(beside, costs, machine).makespan_s > 324  # made for other transfers
+    assert ReorderComm(mode="async")(PlaceTransfers()(schedule)) == ReorderComm()(
+        PlaceTransfers()(schedule)
+    )
+
+
+def test_stalls_are_reported_per_receive():
+    schedule = generate("interleaved", 8, 16, 2)
+    costs, machine = StageCosts.unit(16), Machine(latency_s=1.0)
+    timeline = simulate(lowered(schedule), costs, machine)
+    waits = sum(rank.transfer_wait_s for rank in timeline.ranks)
+    assert sum(timeline.stalls_s.values()) == pytest.approx(waits)
+    assert waits > 0
 
 
 @settings(**SETTINGS)
