@@ -1,6 +1,9 @@
 """Reading text and JSON files, with errors that name the file."""
 
+import csv
+import io
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,23 @@ def read_text(path: str | Path) -> str:
         raise FormatError(
             f"{path} is not UTF-8 text; expected a CSV table or a JSON file"
         ) from None
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Returns a CSV table, one line per row and no padding."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([map(str, row) for row in rows])
+    return out.getvalue()
+
+
+def csv_cells(text: str, name: str) -> list[list[str]]:
+    """Returns the cells of a CSV table, row by row; empty ones too. Raises `FormatError` naming the
+    source for what is none.
+    """
+    try:
+        return list(csv.reader(io.StringIO(text), strict=True))
+    except csv.Error as error:
+        raise FormatError(f"{name}: not a CSV table: {error}") from None
 
 
 def read_json(path: str | Path) -> Any:

@@ -1,6 +1,7 @@
 """What a rank does next: the kinds of instruction of a lowered plan."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from octojax.ir.action import Action, Item, Kind, Overlap
 from octojax.ir.transfer import Transfer
@@ -40,31 +41,35 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
-    """The sending side of a transfer: the values leave from here on; the rank does not wait."""
+class _Side:
+    """One side of a transfer."""
 
     transfer: Transfer
+    sends: ClassVar[bool]
 
     @property
     def cell(self) -> Item | str:
-        return self.transfer.send if self.transfer.kind.crosses_stages else str(self)
+        """The action of a schedule that this is, or its text if schedules have none."""
+        if not self.transfer.kind.crosses_stages:
+            return str(self)
+        return self.transfer.send if self.sends else self.transfer.receive
 
     def __str__(self) -> str:
-        return self.transfer.cell(sends=True)
+        return self.transfer.cell(self.sends)
 
 
 @dataclass(frozen=True, slots=True)
-class Receive:
+class Send(_Side):
+    """The sending side of a transfer: the values leave from here on; the rank does not wait."""
+
+    sends: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class Receive(_Side):
     """The receiving side: the values may come from here on; who reads them waits for them."""
 
-    transfer: Transfer
-
-    @property
-    def cell(self) -> Item | str:
-        return self.transfer.receive if self.transfer.kind.crosses_stages else str(self)
-
-    def __str__(self) -> str:
-        return self.transfer.cell(sends=False)
+    sends: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True)

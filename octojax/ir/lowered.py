@@ -9,8 +9,6 @@ loss (`SEND_E`), phases of the optimizer's update (`UPDATE0`) and what they hand
 (`SEND_U(1->0;0)`), and new parameters for those who keep a copy (`SEND_P`).
 """
 
-import csv
-import io
 import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +18,7 @@ from typing import Any
 from octojax.errors import FormatError, PlanError
 from octojax.ir.action import Action, Kind, Overlap
 from octojax.ir.cells import IDLE, busy_part, instruction_of, rows_of
-from octojax.ir.files import other_version, read_json, read_text
+from octojax.ir.files import csv_cells, csv_text, other_version, read_json, read_text
 from octojax.ir.instruction import Instruction, Rows, Run, Send, Update
 from octojax.ir.lowering import Crossings, Needs, without_transfers
 from octojax.ir.partition import Partition
@@ -249,9 +247,7 @@ class LoweredPlan:
 
     def to_csv(self) -> str:
         """Returns the rows as a CSV table: one row per rank, no padding."""
-        out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows([map(str, row) for row in self.ranks])
-        return out.getvalue()
+        return csv_text(self.ranks)
 
     @classmethod
     def from_csv(cls, text: str, name: str = "csv") -> "LoweredPlan":
@@ -259,10 +255,7 @@ class LoweredPlan:
 
         Raises `FormatError` naming file (`name`), row and cell.
         """
-        try:
-            rows = list(csv.reader(io.StringIO(text), strict=True))
-        except csv.Error as error:
-            raise FormatError(f"{name}: not a CSV table: {error}") from None
+        rows = csv_cells(text, name)
         return _bare([[cell for cell in row if cell.strip()] for row in rows], name)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """A schedule: the order of actions on every rank, one line of text per rank."""
 
-import csv
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +7,7 @@ from pathlib import Path
 
 from octojax.errors import FormatError
 from octojax.ir.action import Action, Item, Overlap, parse_item
-from octojax.ir.files import read_text
+from octojax.ir.files import csv_cells, csv_text, read_text
 from octojax.ir.placement import Placement
 from octojax.ir.shown import count, line, picture, short
 
@@ -62,9 +60,7 @@ class Schedule:
 
     def to_csv(self) -> str:
         """Returns the table in PyTorch's pipelining format: one row per rank, no padding."""
-        out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows([map(str, rank) for rank in self.ranks])
-        return out.getvalue()
+        return csv_text(self.ranks)
 
     @classmethod
     def from_csv(cls, text: str, name: str = "csv") -> "Schedule":
@@ -72,10 +68,7 @@ class Schedule:
 
         Raises `FormatError` naming file (`name`), row and cell.
         """
-        try:
-            rows = list(csv.reader(io.StringIO(text), strict=True))
-        except csv.Error as error:
-            raise FormatError(f"{name}: not a CSV table: {error}") from None
+        rows = csv_cells(text, name)
         if not rows:
             raise FormatError(f"{name}: empty table; expected one row of actions per rank")
         return cls(

@@ -9,13 +9,14 @@ squeezing: filling the start, where earlier copies are missing, and the end, whe
     rank 1                 .     1F0   2F0   .     .     2I0   1I0   ...
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from octojax.ir.action import Action, Kind
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family
 from octojax.schedules.rows import schedule
+from octojax.simulate.oracle import peak_live
 
 PERIOD = 6
 NEVER = 1 << 40
@@ -54,19 +55,11 @@ class Block:
         rows: list[list[Action]] = [[] for _ in self.ranks]
         for _, rank, action in self.repeated(2 * copies):
             rows[rank].append(action)
-        return max(_peak(row, self.releases) for row in rows)
+        return max(peak_live(row, self.releases) for row in rows)
 
 
 def _slots_taken(action: Action) -> int:
     return 2 if action.kind is B else 1
-
-
-def _peak(row: Iterable[Action], releases: Kind) -> int:
-    live = most = 0
-    for action in row:
-        live += (action.kind is F) - (action.kind is releases)
-        most = max(most, live)
-    return most
 
 
 def _split_block(ranks: int, down: int, first_turn: int, hold: int) -> Block:
@@ -187,7 +180,7 @@ class _Table:
         while True:
             if not self.busy[rank] & set(range(slot, slot + length)):
                 self.slots[rank][action] = slot
-                if action.kind is not F or _peak(self.row(rank), self.releases) <= self.limit:
+                if action.kind is not F or peak_live(self.row(rank), self.releases) <= self.limit:
                     break
                 del self.slots[rank][action]
             slot += 1

@@ -3,7 +3,7 @@
 from octojax.ir.placement import Placement
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family, Option
-from octojax.schedules.list_scheduler import Policy, Work, list_schedule, run
+from octojax.schedules.list_scheduler import ChainCosts, Policy, list_schedule
 from octojax.schedules.options import whole
 from octojax.schedules.rows import schedule
 
@@ -22,7 +22,7 @@ def hanayo(ranks: int, microbatches: int, chunks: int, *, waves: int | None) -> 
             f"asked for; give one of the two"
         )
     stages = 2 * ranks * (waves or chunks // 2)
-    work = Work(
+    costs = ChainCosts(
         Placement.wave(ranks, stages // (2 * ranks)),
         microbatches,
         (1.0,) * stages,
@@ -31,13 +31,14 @@ def hanayo(ranks: int, microbatches: int, chunks: int, *, waves: int | None) -> 
         0.0,
         (stages * microbatches,) * ranks,
     )
-    found = []
+    layouts = []
     for limit in sorted({min(n, microbatches) for n in (ranks, 2 * ranks - 1, microbatches)}):
         for deep_first in (True, False):
-            rows = list_schedule(work, Policy((limit,) * stages, "IFW", deep_first=deep_first))
-            if rows is not None and (outcome := run(work, rows)) is not None:
-                found.append((outcome.makespan_s, max(outcome.peaks), len(found), rows))
-    return schedule(min(found)[-1])
+            layout = list_schedule(costs, Policy((limit,) * stages, "IFW", deep_first=deep_first))
+            if layout is not None:
+                layouts.append(layout)
+    best = min(layouts, key=lambda x: (x.outcome.makespan_s, max(x.outcome.peaks)))
+    return schedule(best.rows)
 
 
 FAMILIES = (

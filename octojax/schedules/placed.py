@@ -12,7 +12,7 @@ from typing import Any
 from octojax.ir.placement import Placement
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family
-from octojax.schedules.list_scheduler import Policy, Work, list_schedule, run
+from octojax.schedules.list_scheduler import ChainCosts, Policy, list_schedule
 from octojax.schedules.rows import schedule
 
 
@@ -95,7 +95,7 @@ def _renaming(own: Placement, wanted: Placement) -> dict[int, int] | None:
 def _by_readiness(family: Family, placement: Placement, microbatches: int) -> Schedule:
     stages = placement.num_stages
     split = family.splits_backward
-    work = Work(
+    costs = ChainCosts(
         placement,
         microbatches,
         (1.0,) * stages,
@@ -104,15 +104,16 @@ def _by_readiness(family: Family, placement: Placement, microbatches: int) -> Sc
         0.0,
         (stages * microbatches,) * placement.num_ranks,
     )
-    found = []
+    layouts = []
     limits = {tuple(limit(s) for s in range(stages)) for limit in _limits(family, stages)}
     for limit, deep_first in itertools.product(sorted(limits), (True, False)):
         capped = tuple(min(n, microbatches) for n in limit)
         order = "FIW" if family.name in FORWARDS_FIRST else "IFW"
-        rows = list_schedule(work, Policy(capped, order, deep_first=deep_first))
-        if rows is not None and (outcome := run(work, rows)) is not None:
-            found.append((round(outcome.makespan_s, 9), max(outcome.peaks), len(found), rows))
-    return schedule(min(found)[-1])
+        layout = list_schedule(costs, Policy(capped, order, deep_first=deep_first))
+        if layout is not None:
+            layouts.append(layout)
+    best = min(layouts, key=lambda x: (round(x.outcome.makespan_s, 9), max(x.outcome.peaks)))
+    return schedule(best.rows)
 
 
 FORWARDS_FIRST = ("gpipe", "looped-bfs")

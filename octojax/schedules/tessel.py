@@ -8,6 +8,7 @@ from octojax.schedules.family import Family, Option
 from octojax.schedules.given import on_ranks
 from octojax.schedules.options import limits, per_rank, ranks_of_stages
 from octojax.schedules.repetend import Blocks, Repetend, shortest_repetend
+from octojax.simulate.oracle import peak_live
 
 
 def tessel(
@@ -93,18 +94,14 @@ def _insert(
         if not fits:
             continue
         row.insert(place, (start, start + length, action))
-        if action.kind is not Kind.FORWARD or place == len(row) - 1 or _peak(row) <= memory:
+        if (
+            action.kind is not Kind.FORWARD
+            or place == len(row) - 1
+            or peak_live((a for _, _, a in row), Kind.BACKWARD) <= memory
+        ):
             return start + length
         row.pop(place)
     raise AssertionError("the end of the row always fits")
-
-
-def _peak(row: list[tuple[int, int, Action]]) -> int:
-    live = most = 0
-    for _, _, action in row:
-        live += 1 if action.kind is Kind.FORWARD else -1
-        most = max(most, live)
-    return most
 
 
 FAMILIES = (

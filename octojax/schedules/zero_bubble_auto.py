@@ -1,12 +1,12 @@
 """Zero bubble found by search: given costs, transfer latency and a memory limit per rank."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from octojax.ir.action import Action
 from octojax.ir.placement import Placement
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family, Option
-from octojax.schedules.list_scheduler import Outcome, Policy, Work, list_schedule, run
+from octojax.schedules.list_scheduler import ChainCosts, Layout, Policy, list_schedule, outcome_of
 from octojax.schedules.options import amount, limits, per_rank, per_stage, seconds
 from octojax.schedules.rows import schedule
 from octojax.schedules.zero_bubble_v import handcrafted
@@ -39,7 +39,7 @@ def zb_auto(
     least makespan wins, then the shortest span of a rank (which is what chained steps pay).
     """
     placement = Placement.sequential(ranks)
-    work = Work(
+    costs = ChainCosts(
         placement,
         microbatches,
         per_stage(forward, ranks, "forward"),
@@ -48,7 +48,7 @@ def zb_auto(
         comm,
         per_rank(memory or (ranks,), ranks, "memory"),
     )
-    return schedule(_fastest(work, _laid_out(work, _sequential_limits(work)), "zb-auto"))
+    return schedule(_fastest(costs, _laid_out(costs, _sequential_limits(costs)), "zb-auto"))
 
 
 def zb_v(
@@ -68,7 +68,7 @@ def zb_v(
     handcrafted order needs, and what 1F1B holds.
     """
     stages = 2 * ranks
-    work = Work(
+    costs = ChainCosts(
         Placement.wave(ranks),
         microbatches,
         per_stage(forward, stages, "forward"),
@@ -81,67 +81,66 @@ def zb_v(
     uniform = len({*forward, *input_grad, *weight_grad}) == 1 and comm == 0
     if uniform and memory is None:
         return plain
-    fixed: list[Rows] = [[[a for a in row if isinstance(a, Action)] for row in plain.ranks]]
-    return schedule(_fastest(work, [*fixed, *_laid_out(work, _wave_limits(work))], "zb-v"))
+    rows = [[a for a in row if isinstance(a, Action)] for row in plain.ranks]
+    fixed = [Layout(rows, outcome_of(costs, plain))]
+    return schedule(_fastest(costs, [*fixed, *_laid_out(costs, _wave_limits(costs))], "zb-v"))
 
 
-def _sequential_limits(work: Work) -> Iterator[tuple[int, ...]]:
+def _sequential_limits(costs: ChainCosts) -> Iterator[tuple[int, ...]]:
     """Yields limits of forwards in flight per stage, from ZB-H1's p-r to all that fits."""
-    ranks = work.num_ranks
+    ranks = costs.num_ranks
     seen = set()
-    for slope in (1.0, 2.0, float(work.microbatches), *(() if _large(work) else (1.5, 3.0))):
+    for slope in (1.0, 2.0, float(costs.microbatches), *(() if _large(costs) else (1.5, 3.0))):
         limits = tuple(
-            max(1, min(work.memory[r], int(slope * (ranks - 1 - r)) + 1)) for r in range(ranks)
+            max(1, min(costs.memory[r], int(slope * (ranks - 1 - r)) + 1)) for r in range(ranks)
         )
         if limits not in seen:
             seen.add(limits)
             yield limits
-    if work.memory not in seen:
-        yield work.memory
+    if costs.memory not in seen:
+        yield costs.memory
 
 
-def _wave_limits(work: Work) -> Iterator[tuple[int, ...]]:
+def _wave_limits(costs: ChainCosts) -> Iterator[tuple[int, ...]]:
     """Yields limits per stage of a V: how far the first chunk runs ahead; the second is free."""
-    ranks = work.num_ranks
+    ranks = costs.num_ranks
     for ahead in sorted({1, 2, max(1, ranks // 2), ranks, 2 * ranks - 1, 2 * ranks}):
         down = [max(1, min(ahead, 2 * ranks - 1 - r)) for r in range(ranks)]
-        yield (*down, *(work.microbatches,) * ranks)
+        yield (*down, *(costs.microbatches,) * ranks)
 
 
-def _laid_out(work: Work, limits: Iterator[tuple[int, ...]]) -> Iterator[Rows]:
+def _laid_out(costs: ChainCosts, limits: Iterator[tuple[int, ...]]) -> Iterator[Layout]:
     for in_flight in limits:
-        for order in ("IFW",) if _large(work) else ("IFW", "FIW"):
+        for order in ("IFW",) if _large(costs) else ("IFW", "FIW"):
             for patient in (True, False):
-                rows = list_schedule(work, Policy(in_flight, order, patient))
-                if rows is not None:
-                    yield rows
+                layout = list_schedule(costs, Policy(in_flight, order, patient))
+                if layout is not None:
+                    yield layout
 
 
-def _large(work: Work) -> bool:
+def _large(costs: ChainCosts) -> bool:
     """Whether a single layout takes so long (a tenth of a second) that fewer are tried."""
-    return 3 * work.num_stages * work.microbatches > 1500
+    return 3 * costs.num_stages * costs.microbatches > 1500
 
 
-def _fastest(work: Work, candidates: Iterator[Rows] | list[Rows], name: str) -> Rows:
-    best: tuple[Outcome, Rows] | None = None
+def _fastest(costs: ChainCosts, layouts: Iterable[Layout], name: str) -> Rows:
+    best: Layout | None = None
     least: tuple[int, ...] | None = None
-    for rows in candidates:
-        outcome = run(work, rows)
-        if outcome is None:
-            continue
-        if any(p > limit for p, limit in zip(outcome.peaks, work.memory, strict=True)):
+    for layout in layouts:
+        outcome = layout.outcome
+        if any(p > limit for p, limit in zip(outcome.peaks, costs.memory, strict=True)):
             if least is None or sum(outcome.peaks) < sum(least):
                 least = outcome.peaks
             continue
-        if best is None or outcome.key < best[0].key:
-            best = outcome, rows
+        if best is None or outcome.key < best.outcome.key:
+            best = layout
     if best is None:
         raise ValueError(
-            f"{name}: found no order of {work.microbatches} microbatches on {work.num_ranks} "
-            f"ranks that holds at most {list(work.memory)} activations per rank; the leanest "
+            f"{name}: found no order of {costs.microbatches} microbatches on {costs.num_ranks} "
+            f"ranks that holds at most {list(costs.memory)} activations per rank; the leanest "
             f"complete one holds {list(least) if least else 'more'}. Raise memory"
         )
-    return best[1]
+    return best.rows
 
 
 FAMILIES = (

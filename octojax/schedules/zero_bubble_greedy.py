@@ -3,7 +3,7 @@
 from octojax.ir.placement import Placement
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family
-from octojax.schedules.list_scheduler import Policy, Work, list_schedule
+from octojax.schedules.list_scheduler import ChainCosts, Policy, list_schedule
 from octojax.schedules.rows import schedule
 
 
@@ -14,11 +14,13 @@ def zb_greedy(ranks: int, microbatches: int, chunks: int) -> Schedule:
     is really held until W can reach m.
     """
     ones = (1.0,) * ranks
-    work = Work(Placement.sequential(ranks), microbatches, ones, ones, ones, 0.0, (ranks,) * ranks)
+    costs = ChainCosts(
+        Placement.sequential(ranks), microbatches, ones, ones, ones, 0.0, (ranks,) * ranks
+    )
     policy = Policy(tuple(range(ranks, 0, -1)), "IFW", patient=False, held_until_input_grad=True)
-    rows = list_schedule(work, policy)
-    assert rows is not None, "a limit of p-r in flight never stops the last rank"
-    return schedule(rows)
+    layout = list_schedule(costs, policy)
+    assert layout is not None, "a limit of p-r in flight never stops the last rank"
+    return schedule(layout.rows)
 
 
 FAMILIES = (

@@ -5,10 +5,10 @@ arithmetic in the same order as `engine.py`, so the two agree to the last bit. S
 simulated so, which is quicker than loading a compiler; lowered ones always.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from octojax.ir import Action, Kind, LoweredPlan, Machine, Schedule, Transfer
+from octojax.ir import Action, Item, Kind, LoweredPlan, Machine, Schedule, Transfer
 from octojax.ir.lowering import actions_of
 from octojax.ir.walk import Mode, TableWalk
 from octojax.simulate.costs import KINDS, StageCosts
@@ -140,12 +140,14 @@ def held_bytes(meaning: Meaning, times: Times, rank: int) -> list[tuple[float, f
     return spans
 
 
-def peak_live(schedule: Schedule, rank: int, until: Kind) -> int:
-    """Returns the most live (stage, microbatch)s of a rank, freed at B or at `until` (I or W)."""
+def peak_live(row: Iterable[Item], until: Kind) -> int:
+    """Returns the most (stage, microbatch)s alive at once in a rank's row, each from the start of F
+    to the end of B or of `until` (I or W).
+    """
     live, peak = 0, 0
-    for item in schedule.ranks[rank]:
+    for item in row:
         kinds = [action.kind for action in actions_of(item)]
         live += kinds.count(Kind.FORWARD)
         peak = max(peak, live)
-        live -= kinds.count(Kind.BACKWARD) + kinds.count(until)
+        live -= sum(kind in (Kind.BACKWARD, until) for kind in kinds)
     return peak

@@ -84,8 +84,8 @@ def timeline_of(
     gaps = gaps_of(actions, transfers, schedule.num_ranks, makespan, blocking)
     peaks = [max(level for _, level in trace) for trace in memory] or [0.0] * schedule.num_ranks
     live = [
-        (peak_live(schedule, r, Kind.INPUT_GRAD), peak_live(schedule, r, Kind.WEIGHT_GRAD))
-        for r in range(schedule.num_ranks)
+        (peak_live(row, Kind.INPUT_GRAD), peak_live(row, Kind.WEIGHT_GRAD))
+        for row in schedule.ranks
     ]
     by_rank: list[list[Gap]] = [[] for _ in schedule.ranks]
     for gap in gaps:

@@ -52,6 +52,16 @@ def test_text_names_bound_gap_and_every_speedup(capsys):
         assert word in out, word
 
 
+def test_says_that_the_search_is_being_compiled(capsys, monkeypatch):
+    from octojax.tune import tuner
+
+    tuner.warm_up.cache_clear()
+    monkeypatch.setattr(tuner, "is_compiled", lambda: False)
+    _, _, err = run(capsys, PROFILE, "--iterations", "1")
+    assert "first plan: 1f1b-split, " in err
+    assert "the search is being compiled, once on this machine" in err
+
+
 def test_host_cost_and_capacity_change_the_answer(capsys):
     plain = json.loads(run(capsys, PROFILE, "--iterations", "1", "--json")[1])
     costly = json.loads(

@@ -15,9 +15,10 @@ from octojax.ir import LayerCost, Machine, Plan, Profile, uniform_partition
 from octojax.ir.verify import verify
 from octojax.schedules import SCHEDULES
 from octojax.simulate import StageCosts, check_capacity, simulate
-from octojax.tune import PHASES, tune
+from octojax.tune import PHASES, tune, tuner
 from octojax.tune.exact import is_small, solve
 from octojax.tune.problem import Problem
+from octojax.tune.result import COMPILATION
 
 DATA = Path(__file__).parents[1] / "data" / "profiles"
 JAMBA = Profile.load(DATA / "jamba-s.calibrated.json")
@@ -170,7 +171,29 @@ def test_stops_at_the_gap_asked_for_and_reports_progress():
     result = tune(JAMBA, iterations=200, target_gap=0.045, progress=seen.append)
     assert result.stop == "gap"
     assert result.gap <= 0.045
+    assert all(m.phase in (*PHASES, COMPILATION) for m in seen)
+
+
+def test_the_first_plan_is_told_before_the_search_is_compiled(monkeypatch):
+    """As on a machine that never ran it: the plan comes from the plain simulator."""
+    seen = []
+    tuner.warm_up.cache_clear()
+    monkeypatch.setattr(tuner, "is_compiled", lambda: False)
+    result = tune(JAMBA, iterations=1, progress=seen.append)
+    first = seen[0]
+    assert (first.phase, first.iteration, first.seconds) == (COMPILATION, 0, 0.0)
+    assert first.makespan_s == result.baselines["1f1b-split"]
+    assert first.gap == pytest.approx(first.makespan_s / result.lower_bound_s - 1)
+    assert all(m.phase in PHASES for m in seen[1:])
+    seen.clear()
+    tune(JAMBA, iterations=1, progress=seen.append)
     assert all(m.phase in PHASES for m in seen)
+
+
+def test_a_machine_whose_transfers_block_is_searched_without_overlap():
+    blocking = JAMBA.on(replace(JAMBA.machine, blocking=True))
+    asked, told = tune(JAMBA, iterations=1, overlap=False), tune(blocking, iterations=1)
+    assert (told.makespan_s, told.plan.schedule) == (asked.makespan_s, asked.plan.schedule)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.75, 0.6])
