@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from octojax.simulate.jit import CALLED
-from octojax.tune.list_schedule import list_schedule
+from octojax.tune.list_schedule import FORWARD, list_schedule
 from octojax.tune.problem import Problem
 
 LATE_S = 1e6
@@ -175,7 +175,9 @@ def evaluate(
     if not is_possible(a[2], a[12]):
         return np.inf
     patience_s = float(found.patience_s[0])
-    return list_schedule(*a[1:13], microbatches, patience_s, np.inf, True, out_N4, start_N, peak_P)
+    return list_schedule(
+        *a[1:13], microbatches, patience_s, np.inf, FORWARD, out_N4, start_N, peak_P
+    )
 
 
 @njit(**CALLED)

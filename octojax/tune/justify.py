@@ -19,7 +19,7 @@ from octojax.tune.candidate import (
     problem_arrays,
     stage_arrays,
 )
-from octojax.tune.list_schedule import NEVER, list_schedule
+from octojax.tune.list_schedule import FORWARD, NEVER, REVERSE, list_schedule
 from octojax.tune.problem import Problem
 
 ROUNDS = 3
@@ -62,7 +62,7 @@ def from_the_end(a, key_SKM, makespan_s, microbatches, out_N4, start_N, peak_P, 
         key_SKM[s, k, m] = makespan_s - start_N[n] - a[4][s, k]
     length = list_schedule(
         a[1], a[2], a[3], a[4], a[5], a[6], key_SKM, a[8], a[9], a[10], a[11], a[12], microbatches,
-        -NEVER, NEVER, False, out_N4, start_N, peak_P,
+        -NEVER, NEVER, REVERSE, out_N4, start_N, peak_P,
     )  # fmt: skip
     for s in range(key_SKM.shape[0]):
         for m in range(microbatches):
@@ -101,7 +101,7 @@ def judged(
     longest = (limit - TAIL * work_s / speed_P.shape[0]) * (1 + 1e-9)
     makespan = list_schedule(
         a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11], a[12],
-        microbatches, patience_s[0], longest, True, out_N4, start_N, peak_P,
+        microbatches, patience_s[0], longest, FORWARD, out_N4, start_N, peak_P,
     )  # fmt: skip
     if makespan == np.inf:
         return np.inf, np.inf, a[0], best_SKM
@@ -117,7 +117,7 @@ def judged(
                 key_SKM[s, 2, m] += late_s
         span = list_schedule(
             a[1], a[2], a[3], a[4], a[5], a[6], key_SKM, a[8], a[9], a[10], a[11], a[12],
-            microbatches, patience_s[0], longest, True, out_N4, start_N, peak_P,
+            microbatches, patience_s[0], longest, FORWARD, out_N4, start_N, peak_P,
         )  # fmt: skip
         if span == np.inf:
             break

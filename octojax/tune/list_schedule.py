@@ -26,12 +26,14 @@ from octojax.simulate.jit import CALLED, INNER
 
 F, I, W = 0, 1, 2  # noqa: E741
 NEVER = np.inf
+FORWARD, REVERSE = 1.0, -1.0
+"""Directions of time; no whole numbers, of which the compiler would make a copy of all each."""
 
 
 @njit(**CALLED)
 def list_schedule(
     rank_S, first_P, held_S, time_SK, send_f_S2, send_i_S2, key_SKM, fused_S, hold_f_S, hold_w_S,
-    surge_S, free_P, microbatches, patience_s, cutoff_s, forward, out_N4, start_N, peak_P,
+    surge_S, free_P, microbatches, patience_s, cutoff_s, time, out_N4, start_N, peak_P,
 ):  # fmt: skip
     """Returns the makespan in seconds, or infinity when memory leaves nothing to run, or as soon
     as the makespan is sure to exceed `cutoff_s`.
@@ -42,12 +44,14 @@ def list_schedule(
     the priorities, smallest first. `fused_S`: I does all the backward, W does not exist.
     Bytes: F takes `hold_f_S`, I `surge_S` more while it runs; I leaves `hold_w_S` for W; rank r
     has `free_P[r]` for all that.
+    `time` is `FORWARD` or `REVERSE`.
     `patience_s`: a W is put off if an F or I comes within so many seconds.
     Filled: `out_N4` rows (rank, stage, kind, microbatch) in the order of their starts,
     `start_N` their starts (in reverse: seconds from the end of the step to their end), `peak_P`
     most bytes of residuals alive.
     """
     stages, ranks, M = rank_S.shape[0], first_P.shape[0] - 1, microbatches
+    forward = time > 0
     toward = 1 if forward else -1  # the stage that an F hands its output to
     arrive_SKM = np.full((stages, 2, M), NEVER)  # of what the neighbouring stage hands on
     end_SKM = np.empty((stages, 3, M))
