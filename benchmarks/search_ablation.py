@@ -101,7 +101,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--evaluations", type=int, default=16_000)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", help="run variants whose name holds this text, and 'all'")
+    parser.add_argument("--only", nargs="*", help="variants whose names hold one of these texts")
+    parser.add_argument("--cases", default="", help="cases whose names hold this text")
     parser.add_argument("--tight", action="store_true", help="cases in which memory binds")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
@@ -112,7 +113,8 @@ def main() -> None:
             label = case if capacity is None else f"{case} at {capacity:g} GiB"
             for name, change in variants():
                 key = (name, label, seed, options.evaluations)
-                wanted = options.only is None or name == "all" or options.only in name
+                texts = [name] if options.only is None else [*options.only, "all"]
+                wanted = any(text in name for text in texts) and options.cases in case
                 if key in known or not wanted:
                     continue
                 with ExitStack() as stack:
