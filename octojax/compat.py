@@ -2,8 +2,6 @@
 
 Supported: JAX 0.10.2 to 0.12. Differences met, old | new:
     ClosedJaxpr wraps a Jaxpr (0.10)  | ClosedJaxpr is Jaxpr, which holds its constants (0.12)
-    a nested jit is called "pjit"     | "jit" (since 0.7)
-    a remat equation is "checkpoint"  | "remat2" or "remat"
     a scan counts its operands        | describes them with flat trees `ft_in`, `ft_out` (0.12)
 """
 
@@ -28,11 +26,9 @@ Tracer: Any = jax.core.Tracer  # type: ignore[attr-defined]
 Device = Any  # jax.Device, which is a variable and no type to a type checker
 Aval = Any  # jax.core.ShapedArray and friends; the public type has no name in both versions
 
-JIT_NAMES = frozenset({"jit", "pjit", "closed_call", "core_call", "xla_call"})
-REMAT_NAMES = frozenset({"remat2", "remat", "checkpoint"})
-CUSTOM_NAMES = frozenset(
-    {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"}
-)
+JIT_NAMES = frozenset({"jit", "closed_call"})  # closed_call: up to 0.10
+REMAT_NAMES = frozenset({"remat2"})
+CUSTOM_NAMES = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_lin"})
 
 
 def new_var(aval: Aval) -> Var:

@@ -16,11 +16,11 @@ _FREE = frozenset(
         "broadcast_in_dim", "reshape", "transpose", "squeeze", "slice", "convert_element_type",
         "concatenate", "iota", "copy", "name", "rev", "pad", "dynamic_slice", "gather",
         "dynamic_update_slice", "stop_gradient", "split", "bitcast_convert_type",
-        "random_wrap", "random_unwrap", "device_put", "sharding_constraint", "expand_dims",
+        "random_wrap", "random_unwrap", "device_put", "sharding_constraint",
     }
 )  # fmt: skip
-_MATMULS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"})
-_OPAQUE = frozenset({"pallas_call", "custom_call", "ffi_call", "triton_kernel_call"})
+_MATMULS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+_OPAQUE = frozenset({"pallas_call", "ffi_call", "triton_kernel_call"})
 
 
 def sub_jaxprs(eqn: JaxprEqn) -> Iterator[Any]:

@@ -12,7 +12,7 @@ def _names(words: str) -> frozenset[str]:
 
 
 VIEWS = _names("""
-    reshape transpose squeeze expand_dims broadcast_in_dim convert_element_type rev copy copy_p
+    reshape transpose squeeze broadcast_in_dim convert_element_type rev copy
     reduce_precision optimization_barrier
 """)
 """One array in, one out, no arithmetic: cheaper to repeat than to store the result."""
@@ -32,7 +32,7 @@ CHEAP = ARITHMETIC | _names("""
 """Linear in the size of what they touch; worth repeating where inputs alone are read."""
 
 CONTRACTIONS = _names("""
-    dot_general conv_general_dilated ragged_dot ragged_dot_general scatter-add scatter_add
+    dot_general conv_general_dilated ragged_dot_general scatter-add
 """)
 """What a weight gradient ends in."""
 

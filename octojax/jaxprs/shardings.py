@@ -26,7 +26,7 @@ from octojax.jaxprs.inline import body_of
 
 _CALLS = JIT_NAMES | REMAT_NAMES | CUSTOM_NAMES
 _OUTPUTS = ("sharding", "out_sharding")
-_CASTS = frozenset({"pvary", "pcast"})
+_CASTS = frozenset({"pvary"})
 """What says along which axes of a `shard_map` a value varies."""
 _SUMS = frozenset({"psum", "psum_invariant"})
 """What a derivative sums over axes along which a value is the same."""

@@ -19,7 +19,7 @@ ELEMENTWISE = frozenset(
     {
         "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2",
         "atanh", "bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "complex", "conj",
-        "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "erf",
+        "convert_element_type", "copy", "cos", "cosh", "digamma", "div", "eq", "erf",
         "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma",
         "igamma_grad_a", "igammac", "imag", "integer_pow", "is_finite", "le", "lgamma", "log",
         "log1p", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not",
@@ -30,16 +30,16 @@ ELEMENTWISE = frozenset(
         "clz", "eq_to", "le_to", "lt_to", "mulhi", "random_wrap", "random_unwrap",
         "random_fold_in", "bitcast_convert_type", "random_clone", "threefry4x32", "philox2x32",
         "philox4x32", "sharding_constraint", "layout_constraint", "device_put", "reshard",
-        "pvary", "pcast", "psum", "psum_invariant", "pmax", "pmin",
+        "pvary", "psum", "psum_invariant", "pmax", "pmin",
         "pin", "unpin", "zeros_like", "tie", "with_memory_space_constraint",
     }
 )  # fmt: skip
 LINEAR = frozenset(
     {
-        "add", "add_any", "sub", "neg", "convert_element_type", "copy", "copy_p", "real",
+        "add", "add_any", "sub", "neg", "convert_element_type", "copy", "real",
         "imag", "name", "stop_gradient", "reduce_precision", "optimization_barrier",
         "reduce_sum", "reshape", "squeeze", "transpose", "broadcast_in_dim", "slice",
-        "concatenate", "rev", "expand_dims", "split", "cumsum", "stack", "unstack", "pad",
+        "concatenate", "rev", "split", "cumsum", "stack", "unstack", "pad",
     }
 )  # fmt: skip
 """Linear in all their operands together (of `pad`, with zeros)."""
@@ -823,7 +823,6 @@ _RULES: dict[str, Callable[..., Rows | list[Rows]]] = {
     "gather": _gather,
     "scatter": _scatter,
     "scatter-add": _scatter,
-    "scatter_add": _scatter,
     "scatter-mul": _scatter,
     "scatter-max": _scatter,
     "scatter-min": _scatter,

@@ -18,7 +18,7 @@ from octojax.update.plan import End, Entry, Role
 
 HEAVY = frozenset(
     {
-        "cholesky", "conv_general_dilated", "cumsum", "custom_call", "dot_general", "eigh", "fft",
+        "cholesky", "conv_general_dilated", "cumsum", "dot_general", "eigh", "fft",
         "householder_product", "lu", "qr", "random_bits", "scan", "sort", "svd", "top_k",
         "triangular_solve", "while",
     }
