@@ -603,6 +603,19 @@ def test_a_timeline_that_cannot_be_and_one_without_actions(page, tmp_path, timel
     page.open(path)
     page.key("]")
     assert "wait for each other" in page.js("return document.getElementById('details').innerText")
+    skewed = tuple(replace(s, start_s=0.8 * s.start_s) for s in timeline.actions)
+    path.write_text(
+        render_html([Panel("skewed", replace(timeline, actions=skewed))]), encoding="utf-8"
+    )
+    page.open(path)
+    assert page.js(
+        """
+        const { first, start, end } = octopipe.state.panels[0].pieces;
+        for (let i = 1; i < first[1]; i++) if (start[i] !== end[i - 1]) return false;
+        return start[0] === 0 && Math.abs(end[first[1] - 1] - arguments[0]) < 1e-9;
+        """,
+        timeline.makespan_s,
+    )
     path.write_text(render_html([Panel("none", Timeline(0.0, (), (), ()))]), encoding="utf-8")
     page.open(path)
     path.write_text(render_html([]), encoding="utf-8")

@@ -6,6 +6,7 @@ const AXIS = 24; // height of the time axis
 const MEMORY = 18; // height of a rank's memory
 const ROOMY = 26; // height of a row, where there is room
 const TIGHT = 12; // where there are many
+const CLOSEST = 1e-6; // of the step, in view at most; a page holds times that are finer than a pixel then
 
 /** Returns the rows, from top to bottom: headings, and ranks with their memory.
  *
@@ -76,7 +77,7 @@ class View {
 
   /** Shows a span of time, cut to the step. */
   show(from, to) {
-    const span = Math.min(this.whole, Math.max(this.extent * 1e-7, to - from));
+    const span = Math.min(this.whole, Math.max(this.extent * CLOSEST, to - from));
     this.from = Math.max(0, Math.min(this.whole - span, from));
     this.to = this.from + span;
   }
@@ -84,7 +85,10 @@ class View {
   /** Shows `factor` times as much time; what stands at `x` stays there. */
   zoom(factor, x) {
     const time = this.timeAt(x);
-    const span = Math.min(this.whole, Math.max(this.extent * 1e-7, (this.to - this.from) * factor));
+    const span = Math.min(
+      this.whole,
+      Math.max(this.extent * CLOSEST, (this.to - this.from) * factor),
+    );
     const from = time - ((x - this.left) / this.plot) * span;
     this.show(from, from + span);
   }

@@ -1,5 +1,7 @@
 // The picture below everything that moves: rows, labels, names and the time axis.
 
+const FONT_SIZES = [11, 9, 7]; // in which a label is tried, until one fits
+const DIGIT = 0.62; // width of a digit, of its font's size
 const FONT = "ui-sans-serif, system-ui, 'DejaVu Sans', sans-serif";
 
 /** Sets a canvas to a size in CSS pixels, and returns its context in those. */
@@ -69,36 +71,38 @@ class Picture {
     this.axis(context, state);
   }
 
-  /** Writes the names of actions into those that have room: all of it, or the microbatch. */
+  /** Writes into wide actions what has room: the name, or the microbatch, rather large than small. */
   label(context, { view, palette, ratio }, row, wide) {
-    const size = Math.min(11, row.height - 2);
-    context.font = `${size}px ${FONT}`;
+    const { panel } = row;
+    const { looks } = palette;
+    const sizes = FONT_SIZES.filter((size) => size <= row.height - 2);
+    const y = AXIS + row.top - view.scroll + row.height / 2 + 0.5;
+    let font = 0;
+    const write = (text, size, x, at, look) => {
+      if (size !== font) context.font = `${(font = size)}px ${FONT}`;
+      context.fillStyle = look.text;
+      context.fillText(text, x, at);
+    };
     context.textAlign = "center";
     context.textBaseline = "middle";
-    const digit = 0.62 * size;
-    const { panel } = row;
-    const y = AXIS + row.top - view.scroll + row.height / 2 + 0.5;
     for (const [action, x0, x1, variant] of wide) {
-      const room = (x1 - x0) / ratio - 3;
+      const room = (x1 - x0) / ratio - 2;
+      const fits = (text) => sizes.find((size) => text.length * DIGIT * size <= room);
       const x = view.left + (x0 + x1) / 2 / ratio;
-      const kind = panel.kind[action];
-      const { looks } = palette;
-      if (kind === OVERLAP) {
-        const halves = [partText(panel, action, 0), partText(panel, action, 1)];
-        if (row.height < 22 || room < digit * Math.max(...halves.map((t) => t.length))) continue;
-        context.font = `9px ${FONT}`;
-        halves.forEach((text, half) => {
-          context.fillStyle = looks[half][variant].text;
-          context.fillText(text, x, y + (half - 0.5) * (row.height / 2));
+      const name = partText(panel, action, 0);
+      if (panel.kind[action] === OVERLAP) {
+        const names = [name, partText(panel, action, 1)];
+        if (row.height < 20 || !names.every(fits)) continue;
+        names.forEach((text, half) => {
+          write(text, 8, x, y + (half - 0.5) * (row.height / 2), looks[half][variant]);
         });
-        context.font = `${size}px ${FONT}`;
         continue;
       }
-      let text = partText(panel, action, 0);
-      if (room < digit * text.length) text = String(panel.microbatches[0][action]);
-      if (room < digit * text.length) continue;
-      context.fillStyle = looks[kind][variant].text;
-      context.fillText(text, x, y);
+      const look = looks[panel.kind[action]][variant];
+      const microbatch = String(panel.microbatches[0][action]);
+      const text = fits(name) ? name : microbatch;
+      const size = fits(text);
+      if (size) write(text, size, x, y, look);
     }
   }
 

@@ -21,8 +21,8 @@ class Viewer extends Commands {
       selection: null, // [from, to]
       critical: false,
       grouped: false,
-      memory: ranks <= 16,
-      memoryByDefault: ranks <= 16,
+      memory: ranks <= 12,
+      memoryByDefault: ranks <= 12,
       theme: "auto",
     };
     this.stage = byId("stage");
