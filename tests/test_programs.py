@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octojax.mesh import Rank, pipeline_mesh
+from octojax.programs.accumulator import accumulator_dtype, add_term, widened
 from octojax.programs.build import Job, compile_all
 from octojax.programs.finish import join_results, sum_gradients
 from octojax.programs.microbatch import plan_microbatches
@@ -15,7 +16,6 @@ from octojax.programs.recipe import (
     Call,
     Layout,
     Recipe,
-    accumulator_dtype,
     arguments,
     function,
     on_devices,
@@ -191,3 +191,24 @@ def test_layouts_on_devices():
     rank: Rank = pipeline_mesh(num_ranks=1).ranks[0]
     aval = jax.ShapeDtypeStruct((3,), jnp.float32)
     assert {on_devices(aval, layout, rank).shape for layout in Layout} == {(3,)}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wide"),
+    [
+        ("float8_e4m3fn", "float32"),
+        ("float16", "float32"),
+        ("float32", "float32"),
+        ("complex64", "complex64"),
+        ("bool", "int32"),
+        ("int8", "int32"),
+        ("uint16", "uint32"),
+        ("int32", "int32"),
+        ("uint32", "uint32"),
+    ],
+)
+def test_terms_are_added_up_in_a_type_that_holds_their_sum(dtype, wide):
+    assert accumulator_dtype(jnp.dtype(dtype)) == jnp.dtype(wide)
+    total = add_term(widened(jnp.ones(3, dtype)), jnp.ones(3, dtype))
+    assert total.dtype == jnp.dtype(wide)
+    np.testing.assert_array_equal(total.astype(jnp.complex64), 2)

@@ -23,10 +23,9 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from octojax import compat
 from octojax.api.leaf_sources import Part
 from octojax.api.state_layout import fresh
-from octojax.compat import CUSTOM_NAMES, JIT_NAMES, REMAT_NAMES
 from octojax.errors import ExecutionError
 from octojax.jaxprs.flat import Builder, FlatJaxpr, flatten, rewrite
-from octojax.jaxprs.inline import inline_jits
+from octojax.jaxprs.inline import CALLS, inline_jits
 from octojax.jaxprs.shardings import equations, evaluate
 from octojax.programs.recipe import raw, unstored
 from octojax.stages.fingerprint import digest, portable
@@ -41,8 +40,7 @@ class Initialization:
     def __init__(self, make: Callable[[], Any], names: Sequence[str]) -> None:
         self.names = names
         closed, _ = compat.trace(lambda: jax.tree.leaves(make()))
-        calls = JIT_NAMES | CUSTOM_NAMES | REMAT_NAMES
-        self._flat = _without_constraints(inline_jits(flatten(closed), calls))
+        self._flat = _without_constraints(inline_jits(flatten(closed), CALLS))
         self._closed = closed
         self._producer = {v: at for at, eqn in enumerate(self._flat.eqns) for v in eqn.outvars}
         self._values: dict[Var, Any] = dict(

@@ -35,13 +35,13 @@ from octojax.ir import Cargo, Transfer
 from octojax.ir.exchange import end_rows
 from octojax.jaxprs.dataflow import shape_of
 from octojax.mesh import PipelineMesh, Rank
+from octojax.programs.accumulator import accumulator_dtype
 from octojax.programs.build import Job
 from octojax.programs.finish import add_terms, join_results, reduction, sum_gradients
 from octojax.programs.microbatch import Microbatches
 from octojax.programs.recipe import (
     WHOLE,
     Layout,
-    accumulator_dtype,
     on_devices,
     stored,
     unstored,

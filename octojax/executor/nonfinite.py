@@ -17,8 +17,10 @@ from octojax.executor.instructions import Do
 from octojax.executor.lower import Lowered
 from octojax.executor.run import Walk
 from octojax.ir import Run
+from octojax.jaxprs.inline import CALLS, body_of
 from octojax.jaxprs.shardings import apply, evaluate
-from octojax.programs.recipe import Layout, Recipe, accumulator_dtype, raw, unstored
+from octojax.programs.accumulator import widened
+from octojax.programs.recipe import Layout, Recipe, raw, unstored
 
 
 def non_finite(
@@ -139,8 +141,8 @@ def _evaluate(closed: Any, arguments: Sequence[Any], bad: Callable[[Any], bool])
 def _results(eqn: JaxprEqn, values: list[Any], bad: Callable[[Any], bool]) -> Sequence[Any]:
     """What an equation makes; calls and scans are entered."""
     name, params = eqn.primitive.name, eqn.params
-    inner = params.get("jaxpr", params.get("call_jaxpr"))
-    if inner is not None and name in compat.JIT_NAMES | compat.REMAT_NAMES | compat.CUSTOM_NAMES:
+    inner = body_of(eqn) if name in CALLS else None
+    if inner is not None:
         return _evaluate(inner, values, bad)
     if name == "scan" and len(params["jaxpr"].in_avals) == len(values):
         return _scan(params, values, bad)
@@ -200,4 +202,4 @@ def _calls(
             if i >= 0 and total < 0:
                 known[i] = raw(value)
             elif i >= 0:
-                known[i] = value.astype(accumulator_dtype(value.dtype))
+                known[i] = widened(value)

@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Var, jaxpr_as_fun
 
 from octojax.compat import new_jaxpr
 from octojax.jaxprs.dataflow import Atom, free_vars, is_var, makers, shape_of, substitute
-from octojax.jaxprs.inline_calls import inline_calls
+from octojax.jaxprs.inline import inline_calls
 
 _LAYOUT = frozenset(["transpose", "reshape", "convert_element_type", "squeeze"])
 

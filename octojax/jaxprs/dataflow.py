@@ -74,6 +74,13 @@ def needed_for(
     return found
 
 
+def eqns_for(
+    eqns: Sequence[JaxprEqn], outputs: Iterable[Atom], keep_effects: bool = False
+) -> list[JaxprEqn]:
+    """Returns the equations of `needed_for`, in their order."""
+    return [eqns[at] for at in sorted(needed_for(eqns, outputs, keep_effects))]
+
+
 def reached_from(eqns: Sequence[JaxprEqn], sources: Iterable[Var]) -> set[Var]:
     """Returns every variable that depends on the sources, these included."""
     reached = set(sources)

@@ -1,13 +1,18 @@
 """A jaxpr as plain tuples, with its constants beside it, and the means to rebuild it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from octojax import compat
 from octojax.compat import Atom
+from octojax.jaxprs.dataflow import eqns_for, is_dropped
+
+Emit = Callable[[JaxprEqn, dict[Var, Atom]], None]
+"""Appends an equation over renamed variables, and notes what its outputs became."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +68,18 @@ class Builder:
 
     def emit(self, eqn: JaxprEqn, env: dict[Var, Atom]) -> None:
         """Appends a copy of `eqn` over the renamed variables."""
-        outvars = [compat.new_var(var.aval) for var in eqn.outvars]
-        self.eqns.append(eqn.replace(invars=[read(env, x) for x in eqn.invars], outvars=outvars))
+        outvars = self.copy(eqn, [read(env, x) for x in eqn.invars])
         env.update(zip(eqn.outvars, outvars))
+
+    def copy(self, eqn: JaxprEqn, args: Sequence[Atom]) -> Sequence[Atom]:
+        """Appends a copy of `eqn` that reads `args`; returns its outputs."""
+        outvars = [self.output(v) for v in eqn.outvars]
+        self.eqns.append(eqn.replace(invars=list(args), outvars=outvars))
+        return outvars
+
+    def output(self, var: Var) -> Var:
+        """The variable of an output in a copy of its equation."""
+        return compat.new_var(var.aval)
 
     def append(
         self, primitive: Any, args: Sequence[Atom], params: dict[str, Any], aval: Any
@@ -79,7 +93,7 @@ class Builder:
         self,
         body: Any,
         args: Sequence[Atom],
-        emit: "Callable[[JaxprEqn, dict[Var, Atom]], None] | None" = None,
+        emit: "Emit | None" = None,
     ) -> list[Atom]:
         """Appends the equations of a (closed or open) jaxpr; returns its outputs."""
         inner, consts = compat.split_consts(body)
@@ -99,6 +113,20 @@ class Builder:
             tuple(self.eqns),
             tuple(outvars),
         )
+
+
+class LiteralBuilder(Builder):
+    """A builder whose constants are literals, and whose dropped outputs stay so: what it makes has
+    no `constvars`."""
+
+    def __init__(self, invars: Sequence[Var]) -> None:
+        super().__init__(FlatJaxpr(tuple(invars), (), (), (), ()))
+
+    def constant(self, value: Any, var: Var) -> Any:
+        return Literal(value, jax.typeof(value))
+
+    def output(self, var: Var) -> Var:
+        return var if is_dropped(var) else compat.new_var(var.aval)
 
 
 def read(env: dict[Var, Atom], atom: Atom) -> Atom:
@@ -123,3 +151,8 @@ def rewrite(
         else:
             env.update(zip(eqn.outvars, outputs, strict=True))
     return builder.finish([read(env, x) for x in flat.outvars])
+
+
+def without_dead(flat: FlatJaxpr) -> FlatJaxpr:
+    """The jaxpr without equations that no output and no side effect depends on."""
+    return replace(flat, eqns=tuple(eqns_for(flat.eqns, flat.outvars, keep_effects=True)))

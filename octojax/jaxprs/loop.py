@@ -7,7 +7,7 @@ from types import MappingProxyType
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from octojax.compat import new_jaxpr, scan_counts, scan_params
-from octojax.jaxprs.dataflow import Atom, free_vars, needed_for
+from octojax.jaxprs.dataflow import Atom, eqns_for, free_vars
 
 NOTHING: Mapping[Var, Var] = MappingProxyType({})
 
@@ -63,7 +63,7 @@ def settle_late(eqn: JaxprEqn, late: set[int]) -> set[int]:
     loop = open_loop(eqn)
     while True:
         early = [v for i, v in enumerate(loop.ends) if i not in late]
-        needed = [loop.body[at] for at in sorted(needed_for(loop.body, early))]
+        needed = eqns_for(loop.body, early)
         read = set(free_vars(needed, early))
         wrong = {i for i in late if i < len(loop.carry) and loop.carry[i][0] in read}
         if not wrong:
@@ -86,7 +86,7 @@ def restrict_loop(
     carries = len(loop.carry)
     carry = tuple(loop.carry[i] for i in outputs if i < carries)
     ends = [loop.ends[i] for i in outputs] + list(stacks)
-    needed = [body[at] for at in sorted(needed_for(body, ends))]
+    needed = eqns_for(body, ends)
     read = set(free_vars(needed, ends))
     return replace(
         loop,

@@ -20,11 +20,9 @@ from jax.extend.core import JaxprEqn, Literal
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from octojax import compat
-from octojax.compat import CUSTOM_NAMES, JIT_NAMES, REMAT_NAMES
 from octojax.errors import MeshError
-from octojax.jaxprs.inline import body_of
+from octojax.jaxprs.inline import CALLS, body_of
 
-_CALLS = JIT_NAMES | REMAT_NAMES | CUSTOM_NAMES
 _OUTPUTS = ("sharding", "out_sharding")
 _CASTS = frozenset({"pvary"})
 """What says along which axes of a `shard_map` a value varies."""
@@ -82,7 +80,7 @@ def traced_anew(function: Callable[..., Any], axes: Axes | None = None) -> Calla
 def apply(eqn: JaxprEqn, values: Sequence[Any], axes: Axes | None) -> Sequence[Any]:
     """Returns the results of one equation on a rank; see `evaluate`."""
     name, params = eqn.primitive.name, eqn.params
-    if name in _CALLS and body_of(eqn) is not None:
+    if name in CALLS and body_of(eqn) is not None:
         return _call(eqn, values, axes)
     wanted = shardings_of(eqn)
     if wanted:

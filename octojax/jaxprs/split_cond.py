@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from octojax.compat import new_jaxpr
 from octojax.jaxprs.choose_residuals import choose_residuals
-from octojax.jaxprs.dataflow import Atom, aval_of, free_vars, needed_for
+from octojax.jaxprs.dataflow import Atom, aval_of, eqns_for, free_vars
 from octojax.jaxprs.loop import close_cond
 from octojax.jaxprs.partition_backward import Cut, partition_backward
 
@@ -39,7 +39,7 @@ def split_cond(eqn: JaxprEqn, late: set[int]) -> list[JaxprEqn]:
         zeros = {s: _zeros(slot) for s, slot in enumerate(slots) if s not in filled}
         ends = [branch.outvars[i] for i in early]
         ends += [filled[s] if s in filled else zeros[s][0] for s in range(len(slots))]
-        live = [before[at] for at in sorted(needed_for(before, ends))]
+        live = eqns_for(before, ends)
         first.append(
             new_jaxpr(branch.invars, ends, [*live, *(e for _, es in zeros.values() for e in es)])
         )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from jax.extend.core import JaxprEqn
 
 from octojax.compat import new_jaxpr
-from octojax.jaxprs.dataflow import Atom, is_dropped, is_var, needed_for
+from octojax.jaxprs.dataflow import Atom, eqns_for, is_dropped, is_var
 from octojax.jaxprs.fission_scan import fission_scan
 from octojax.jaxprs.loop import settle_late
 from octojax.jaxprs.operations import is_contraction, is_opaque
@@ -25,7 +25,7 @@ def split_loops(
     Equations with effects stay too. An output of a loop is *late* if neither `urgent` nor a
     contraction or loop depends on it.
     """
-    live = [eqns[at] for at in sorted(needed_for(eqns, [*urgent, *deferrable], True))]
+    live = eqns_for(eqns, [*urgent, *deferrable], keep_effects=True)
     busy = {v for v in urgent if is_var(v)}
     wanted = {v for v in (*urgent, *deferrable) if is_var(v)}
     out: list[list[JaxprEqn]] = []

@@ -14,8 +14,7 @@ from jax.extend.core import JaxprEqn, Var
 
 from octojax import compat
 from octojax.compat import Atom, aval_of
-from octojax.jaxprs.dead import without_dead
-from octojax.jaxprs.flat import Builder, FlatJaxpr, read, rewrite
+from octojax.jaxprs.flat import Builder, FlatJaxpr, read, rewrite, without_dead
 from octojax.jaxprs.fold import slice_static
 from octojax.jaxprs.rows import expand_row, push_rows, row_index, squeeze_row
 

@@ -23,7 +23,7 @@ from octojax.jaxprs.dataflow import (
     stacked_aval,
     substitute,
 )
-from octojax.jaxprs.inline_calls import inline_calls
+from octojax.jaxprs.inline import inline_calls
 from octojax.jaxprs.loop import Loop, close_loop, open_loop, restrict_loop
 
 

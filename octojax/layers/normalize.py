@@ -8,8 +8,7 @@ from typing import Any
 from jax.extend.core import Var
 
 from octojax import compat
-from octojax.jaxprs.dead import without_dead
-from octojax.jaxprs.flat import FlatJaxpr
+from octojax.jaxprs.flat import FlatJaxpr, without_dead
 from octojax.jaxprs.fold import fold_integers
 from octojax.jaxprs.rows import push_rows
 from octojax.jaxprs.stacks import split_carried, split_stacks

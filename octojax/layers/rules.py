@@ -17,7 +17,7 @@ from octojax import compat
 from octojax.compat import CUSTOM_NAMES
 from octojax.jaxprs.count import sub_jaxprs
 from octojax.jaxprs.dataflow import shape_of
-from octojax.jaxprs.inline_calls import inline_calls
+from octojax.jaxprs.inline import inline_calls
 from octojax.jaxprs.linear import is_linear
 from octojax.layers import classify
 from octojax.layers.classify import Depends

@@ -8,7 +8,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Var
 
 from octojax import compat
-from octojax.jaxprs.dataflow import free_vars, needed_for
+from octojax.jaxprs.dataflow import eqns_for, free_vars
 from octojax.layers.classify import is_read_only
 from octojax.layers.normalize import NormalLoss
 from octojax.stages.program import Ref, Role
@@ -80,8 +80,7 @@ def counters(traced: TracedLoss, normal: NormalLoss, kinds: tuple[StateKind, ...
     """The program that advances all counters by one microbatch."""
     leaves = tuple(leaf for leaf, kind in enumerate(kinds) if kind is StateKind.COUNTER)
     outvars = [new_value(traced, normal, leaf) for leaf in leaves]
-    needed = needed_for(normal.flat.eqns, outvars)
-    eqns = [eqn for at, eqn in enumerate(normal.flat.eqns) if at in needed]
+    eqns = eqns_for(normal.flat.eqns, outvars)
     invars = free_vars(eqns, outvars)
     reads = tuple(normal.inputs[var] for var in invars)
     return Counters(leaves, reads, compat.new_jaxpr(invars, outvars, eqns))

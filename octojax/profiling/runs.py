@@ -11,7 +11,8 @@ from octojax import compat
 from octojax.compat import Device
 from octojax.jaxprs.shardings import evaluate
 from octojax.layers.cut import StagedLoss
-from octojax.programs.recipe import accumulator_dtype, is_packed, raw
+from octojax.programs.accumulator import accumulator_dtype
+from octojax.programs.recipe import is_packed, raw
 from octojax.stages.fingerprint import fingerprint
 from octojax.stages.program import Program, Ref, Role
 

@@ -9,7 +9,7 @@ import optax
 
 from octojax.compat import is_float, num_bytes
 from octojax.layers.cut import StagedLoss
-from octojax.programs.recipe import accumulator_dtype
+from octojax.programs.accumulator import accumulator_dtype
 from octojax.stages.program import Role, Stage
 from octojax.update import locate_state
 

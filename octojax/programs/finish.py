@@ -13,8 +13,9 @@ from jax.sharding import PartitionSpec
 
 from octojax.jaxprs.shardings import names_mesh, traced_anew
 from octojax.mesh import DATA_AXIS, Rank
+from octojax.programs.accumulator import widened
 from octojax.programs.microbatch import Microbatches
-from octojax.programs.recipe import accumulator_dtype, unstored
+from octojax.programs.recipe import unstored
 from octojax.rows.join import Join
 from octojax.stages.program import OwnTerm
 
@@ -36,15 +37,11 @@ def join_results(pieces: Sequence[Any], batch: Microbatches, join: Join, *, stac
     axes = (0, 1) if stacked else (0,)  # a sum of a thousand terms takes seconds to compile
     if join.rule in _REDUCTIONS:
         return _REDUCTIONS[join.rule](every, axis=axes)
-    dtype = every.dtype
+    dtype, wide = every.dtype, widened(every)
     if not jnp.issubdtype(dtype, jnp.inexact):
-        small = jnp.uint32 if jnp.issubdtype(dtype, jnp.unsignedinteger) else jnp.int32
-        narrow = jnp.issubdtype(dtype, jnp.bool_) or jnp.iinfo(dtype).bits < 32
-        wide = every.astype(small if narrow else dtype)
         if join.rule == "sum":
             return wide.sum(axis=axes, dtype=wide.dtype)
-        dtype, every = jnp.dtype(jnp.float32), wide.astype(jnp.float32)
-    wide = every.astype(accumulator_dtype(dtype))
+        dtype, wide = jnp.dtype(jnp.float32), wide.astype(jnp.float32)
     if join.rule == "mean":
         shares = np.asarray(batch.shares, wide.dtype) / (every.shape[1] if stacked else 1)
         wide = wide * shares.reshape(-1, *(1,) * (wide.ndim - 1))
@@ -88,7 +85,7 @@ def sum_gradients(
     """
     parts = [s if over_data is None else over_data(s) for s in sums]
     if more is not None:
-        parts.append(more.astype(accumulator_dtype(more.dtype)))
+        parts.append(widened(more))
     total = functools.reduce(operator.add, parts)
     return total if total.dtype == dtype else total.astype(dtype)
 

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 from octojax import compat
 from octojax.jaxprs.shardings import Axes, evaluate
 from octojax.mesh import DATA_AXIS, Rank
+from octojax.programs.accumulator import accumulator_dtype, add_term
 
 WHOLE = PartitionSpec()
 
@@ -104,15 +105,6 @@ def _stored_dtype(dtype: Any) -> Any:
     return jnp.dtype(wide)
 
 
-def accumulator_dtype(dtype: Any) -> Any:
-    """Returns in which type gradients of `dtype` are added up: at least float32.
-
-    Floats of 8 bits have no place in JAX's promotion of types.
-    """
-    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
-    return jnp.dtype(jnp.float32) if narrow else jnp.promote_types(dtype, jnp.float32)
-
-
 def arguments(recipe: Recipe, programs: Sequence[ClosedJaxpr]) -> tuple[Any, ...]:
     """Returns the abstract value of each argument, as one data shard sees it."""
     avals: dict[int, Any] = {}
@@ -148,7 +140,7 @@ def function(
                 if i < 0:
                     continue
                 if total >= 0:
-                    known[i] = known[total] + value.astype(known[total].dtype)
+                    known[i] = add_term(known[total], value)
                 else:
                     known[i] = raw(value)
         return tuple(known[i] for i in recipe.outputs)

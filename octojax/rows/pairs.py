@@ -4,16 +4,15 @@ Calls of the microbatch's trace (`jax.checkpoint`, custom rules) stay calls, bec
 differentiated later; in the whole batch's trace, which is only evaluated, they are written out.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jax.extend.core import JaxprEqn, Literal, Var
 
-from octojax import compat
 from octojax.compat import CUSTOM_NAMES, JIT_NAMES, REMAT_NAMES, Atom, aval_of
-from octojax.jaxprs.flat import FlatJaxpr, flatten, rewrite
-from octojax.jaxprs.inline import body_of
+from octojax.jaxprs.flat import FlatJaxpr, flatten
+from octojax.jaxprs.inline import body_of, inline_jits, written_out
 
 CALLS = REMAT_NAMES | CUSTOM_NAMES
 LOOPS = frozenset({"scan", "while", "cond"})
@@ -77,40 +76,13 @@ def shape(atom: Atom) -> tuple[int, ...]:
     return tuple(getattr(aval_of(atom), "shape", ()))
 
 
-def written_out(
-    flat: FlatJaxpr, names: Collection[str] = JIT_NAMES, *, lines_too: bool = True
-) -> FlatJaxpr:
-    """The jaxpr without calls by these names, each equation with the user's line it is run from.
-
-    A nested `jit` that was traced before keeps the lines of its first caller.
-    """
-
-    def rule(builder: Any, eqn: JaxprEqn, args: list[Atom]) -> Sequence[Atom] | None:
-        if eqn.primitive.name not in names or body_of(eqn) is None:
-            return None
-        lines = compat.user_lines(eqn) if lines_too else ()
-
-        def emit(inner: JaxprEqn, env: dict[Var, Atom]) -> None:
-            if lines and lines[0] not in compat.user_lines(inner):
-                inner = inner.replace(source_info=eqn.source_info)
-            if inner.primitive.name not in names or body_of(inner) is None:
-                return builder.emit(inner, env)
-            inputs = [x if isinstance(x, Literal) else env.get(x, x) for x in inner.invars]
-            env.update(zip(inner.outvars, builder.call(body_of(inner), inputs, emit), strict=True))
-            return None
-
-        return builder.call(body_of(eqn), args, emit)
-
-    return rewrite(flat, rule)
-
-
 def pair(micro: FlatJaxpr, whole: FlatJaxpr, probe: FlatJaxpr | None = None) -> Paired:
     """The equations of both traces side by side. Raises `Misaligned`.
 
     `micro` and `probe`, by default the same, have no nested jit.
     """
     probe = micro if probe is None else probe
-    paired = Paired(micro, written_out(whole, JIT_NAMES | CALLS, lines_too=False), probe)
+    paired = Paired(micro, inline_jits(whole, JIT_NAMES | CALLS), probe)
     counts = {len(x.constvars) for x in (micro, probe, paired.whole)}
     if len(counts) > 1:
         raise Misaligned(None, "the traces have other numbers of constants")
@@ -157,7 +129,7 @@ class _Walk:
     def _call(self, eqn: JaxprEqn, probe: JaxprEqn, scope: int) -> None:
         paired = self.paired
         body = written_out(flatten(body_of(eqn)))
-        other = body if probe is eqn else written_out(flatten(body_of(probe)), lines_too=False)
+        other = body if probe is eqn else inline_jits(flatten(body_of(probe)))
         paired.calls.append((eqn, scope))
         paired.probes[id(eqn)] = probe
         inner = len(paired.calls)

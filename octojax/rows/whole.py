@@ -18,15 +18,14 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
 from octojax import compat
 from octojax.compat import Atom, aval_of
-from octojax.jaxprs.dataflow import needed_for
-from octojax.jaxprs.dead import without_dead
-from octojax.jaxprs.flat import Builder, FlatJaxpr, read, rewrite
-from octojax.jaxprs.inline import body_of
+from octojax.jaxprs.dataflow import eqns_for
+from octojax.jaxprs.flat import Builder, FlatJaxpr, read, rewrite, without_dead
+from octojax.jaxprs.inline import body_of, written_out
 from octojax.jaxprs.trim_loops import trim_loops
 from octojax.rows.analysis import Analysis
 from octojax.rows.join import Join, natural
 from octojax.rows.lift import Lift, NeedsOpening, Parts
-from octojax.rows.pairs import LOOPS, Misaligned, pair, shape, written_out
+from octojax.rows.pairs import LOOPS, Misaligned, pair, shape
 from octojax.rows.state import Group, Rows
 from octojax.trace import Leaves, TracedLoss
 
@@ -353,7 +352,7 @@ class _Rewriting:
         if not wanted:
             return None
         flat = self.paired.whole
-        needed = [flat.eqns[at] for at in sorted(needed_for(flat.eqns, wanted))]
+        needed = eqns_for(flat.eqns, wanted)
         eqns = trim_loops(needed, [x for x in wanted if isinstance(x, Var)])
         first = len(self.traced.params) + len(self.traced.state)
         others, leaves = flat.invars[:first], flat.invars[first:]

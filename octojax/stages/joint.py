@@ -21,7 +21,7 @@ from octojax.jaxprs.dataflow import (
     shape_of,
     substitute,
 )
-from octojax.jaxprs.inline_calls import inline_calls
+from octojax.jaxprs.inline import inline_calls
 from octojax.jaxprs.linear import is_zero, zero_values
 from octojax.jaxprs.thin_stacks import thin_stacks
 from octojax.stages.program import Program, Ref, Role

@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from octojax.compat import num_bytes
 from octojax.errors import PlanError
-from octojax.update.graph import Graph, flatten
+from octojax.jaxprs.graph import Graph, graph_of
 from octojax.update.layout import EVERYWHERE, Layout, Partial, Rows, Stack
 from octojax.update.partition import distribute
 from octojax.update.place import Placed, place
@@ -59,7 +59,7 @@ def build_update(
     layouts = _layouts(owners, flat, num_ranks)
     traced = _Traced(optimizer, flat, params_tree, grad_dtypes, extra or {}, grad_norm)
     names = traced.input_names
-    init, update = flatten(traced.init), flatten(traced.update)
+    init, update = graph_of(traced.init), graph_of(traced.update)
     states = _state_layouts(init, update, layouts, traced, limit_bytes)
     ends = _Ends(layouts, states, len(traced.extras))
     count, num_states = len(flat), len(states)
@@ -105,7 +105,7 @@ def locate_state(
     flat, tree = jax.tree.flatten(params)
     layouts = _layouts(owners, flat, num_ranks)
     traced = _Traced(optimizer, flat, tree, None, {}, grad_norm=False)
-    graphs = flatten(traced.init), flatten(traced.update)
+    graphs = graph_of(traced.init), graph_of(traced.update)
     states = _state_layouts(*graphs, layouts, traced, EXCHANGE_LIMIT_BYTES)
     return [
         (num_bytes(traced.states[p.leaf]) // _num_pieces(states[p.leaf]), p.rank)

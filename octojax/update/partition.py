@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from octojax.update.graph import Atom, Graph, bind
+from octojax.jaxprs.graph import Atom, Graph, bind
 from octojax.update.layout import EVERYWHERE, Partial, Rows
 from octojax.update.pack import join_shares, pack, unpack
 from octojax.update.place import Placed

@@ -20,7 +20,7 @@ from jax.extend.core import Literal
 
 from octojax.compat import num_bytes
 from octojax.errors import PlanError
-from octojax.update.graph import Atom, Graph, Op
+from octojax.jaxprs.graph import Atom, Graph, Op
 from octojax.update.layout import EVERYWHERE, Layout, Partial, Rows
 from octojax.update.refusal import EXCHANGE_LIMIT_BYTES, crosses, mixes
 from octojax.update.rows import RowRule, row_rule

@@ -5,7 +5,7 @@ from typing import Any
 
 from jax.extend.core import Literal
 
-from octojax.update.graph import Graph, Op
+from octojax.jaxprs.graph import Graph, Op
 from octojax.update.layout import Layout, Rows
 
 EXCHANGE_LIMIT_BYTES = 4096

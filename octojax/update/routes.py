@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from octojax.compat import num_bytes
-from octojax.update.graph import Atom, Graph
+from octojax.jaxprs.graph import Atom, Graph
 from octojax.update.layout import EVERYWHERE, Layout, Partial, Rows, Stack
 from octojax.update.pack import join_rows, join_shares, unpack
 from octojax.update.place import Placed

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from octojax.update.graph import Atom, bind
+from octojax.jaxprs.graph import Atom, bind
 from octojax.update.layout import EVERYWHERE, Partial, Rows, Stack
 from octojax.update.pack import pack
 from octojax.update.plan import Binding, End, Role, UpdateProgram

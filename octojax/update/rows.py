@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from octojax import compat
-from octojax.update.graph import Atom, Graph, Op, bind, flatten
+from octojax.jaxprs.graph import Atom, Graph, Op, bind, graph_of
 from octojax.update.layout import Layout, Partial, Rows, Stack
 
 
@@ -352,7 +352,7 @@ def _scan(call: _Call) -> RowRule | None:
     if every is None or any(x is not None and x.axis == 0 for x in xs):
         return None
     steps = [x and Rows(x.stack, x.axis - 1, x.block) for x in xs]
-    body = flatten(params["jaxpr"])
+    body = graph_of(params["jaxpr"])
     while True:
         rows = body_rows(body, [*consts, *carry, *steps])
         if rows is None:

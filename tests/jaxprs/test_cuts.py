@@ -11,7 +11,7 @@ from jax.extend.core import jaxpr_as_fun
 from octojax.compat import new_jaxpr
 from octojax.jaxprs.choose_residuals import choose_residuals
 from octojax.jaxprs.dataflow import free_vars, needed_for, reached_from, rename, var_bytes
-from octojax.jaxprs.inline_calls import inline_calls
+from octojax.jaxprs.inline import inline_calls
 from octojax.jaxprs.operations import contraction_work
 from octojax.jaxprs.partition_backward import partition_backward
 from octojax.jaxprs.split_loops import split_loops

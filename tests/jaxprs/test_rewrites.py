@@ -10,8 +10,7 @@ import pytest
 
 from octojax import compat
 from octojax.jaxprs.count import is_heavy, operations
-from octojax.jaxprs.dead import without_dead
-from octojax.jaxprs.flat import FlatJaxpr, flatten, rewrite
+from octojax.jaxprs.flat import FlatJaxpr, flatten, rewrite, without_dead
 from octojax.jaxprs.fold import fold_integers
 from octojax.jaxprs.forward import forward_outputs
 from octojax.jaxprs.inline import inline_jits
