@@ -32,7 +32,7 @@ from octojax.ir import LayerCost, Machine, Plan, Profile, Timeline
 from octojax.layers import find_layers
 from octojax.mesh import DATA_AXIS
 from octojax.processes import call
-from octojax.programs.recipe import accumulator_dtype
+from octojax.programs.accumulator import accumulator_dtype
 from octojax.rows.whole import separated
 from octojax.simulate import simulate
 from octojax.stages.sizes import input_bytes, kept_bytes, residual_bytes
