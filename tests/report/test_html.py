@@ -1,7 +1,9 @@
 """The page as a file: well formed, complete, small, and what its arrays hold."""
 
 import base64
+import itertools
 import json
+import math
 import re
 import zlib
 from dataclasses import replace
@@ -18,6 +20,7 @@ from octojax.report.arrays import CAUSES, KINDS, panel_data
 from octojax.report.html import DARK_PAGE, LIGHT_PAGE, is_large
 from octojax.simulate.critical import chains_of
 from tests.report.pages import uneven
+from tests.report.test_panel import SIGHT, lab, xyz
 
 
 def columns_of(data: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -170,20 +173,16 @@ def test_what_a_page_does_without():
         render_html([Panel("a", whole), Panel("b", units)])
 
 
-def contrast(one: str, other: str) -> float:
-    def luminance(colour: str) -> float:
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-@pytest.mark.parametrize("palette", [LIGHT_PAGE, DARK_PAGE])
-def test_text_is_readable_and_busy_differs_from_idle(palette):
+@pytest.mark.parametrize("palette", [LIGHT_PAGE, DARK_PAGE], ids=["light", "dark"])
+def test_text_is_readable(palette):
     for name in ("ink", "soft", "bound", "accent"):
-        assert contrast(palette[name], palette["paper"]) >= 4.5, name
-    for kind in KINDS:
-        for cause in range(len(CAUSES)):
-            assert contrast(palette[f"kind-{kind}"], palette[f"cause-{cause}"]) >= 1.3
+        low, high = sorted((xyz(palette[name])[1], xyz(palette["paper"])[1]))
+        assert (high + 0.05) / (low + 0.05) > 4.5, name
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+@pytest.mark.parametrize("palette", [LIGHT_PAGE, DARK_PAGE], ids=["light", "dark"])
+def test_busy_looks_different_from_idle_to_everyone(palette, sight):
+    for kind, cause in itertools.product(KINDS, range(len(CAUSES))):
+        busy, idle = (lab(palette[n], sight) for n in (f"kind-{kind}", f"cause-{cause}"))
+        assert math.dist(busy, idle) > 15

@@ -14,6 +14,7 @@ from octojax.report.panel import nbytes, seconds
 from octojax.simulate.critical import chains_of
 from tests.report.browser import Page, opened
 from tests.report.pages import layers, uneven
+from tests.report.test_panel import xyz
 
 GIB = float(1 << 30)
 
@@ -565,6 +566,21 @@ def test_dark_and_light(page, one):
         page.send("Emulation.setEmulatedMedia", features=[])
     page.open(one, "theme=dark")
     assert page.js(looks) == dark
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_labels_can_be_read_on_every_bar(page, one, theme):
+    page.open(one, f"theme={theme}")
+    looks = page.js(
+        """
+        const { looks } = octopipe.state.palette;
+        return looks.slice(0, 5).flatMap((l) => l.slice(0, 8).map((v) => [v.base, v.text]));
+        """
+    )
+    for pixel, text in looks:
+        base = "#" + pixel.to_bytes(4, "little")[:3].hex()
+        low, high = sorted((xyz(base)[1], xyz(text)[1]))
+        assert (high + 0.05) / (low + 0.05) > 4.5, (base, text)
 
 
 def test_kinds_differ_by_hatching(page, one):

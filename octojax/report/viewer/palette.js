@@ -50,10 +50,19 @@ function luminance(colour) {
   return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
 }
 
-/** Returns black or white, whichever stands out more on a colour. */
-function readable(colour) {
-  const l = luminance(colour);
-  return 1.05 / (l + 0.05) > (l + 0.05) / 0.05 ? "#ffffff" : "#000000";
+/** Returns WCAG's contrast of two colours, from 1 to 21. */
+function contrast(one, other) {
+  const [a, b] = [luminance(one) + 0.05, luminance(other) + 0.05];
+  return Math.max(a, b) / Math.min(a, b);
+}
+
+const BLACK = [0, 0, 0];
+const WHITE = [255, 255, 255];
+
+/** Returns black or white, whichever stands out more on all of these colours. */
+function readable(colours) {
+  const least = (text) => Math.min(...colours.map((colour) => contrast(text, colour)));
+  return least(WHITE) > least(BLACK) ? WHITE : BLACK;
 }
 
 /** Returns all looks under the page's present theme.
@@ -64,10 +73,10 @@ function readable(colour) {
 function paletteOf(element) {
   const style = getComputedStyle(element);
   const colour = (name) => parsed(style.getPropertyValue(`--${name}`).trim());
-  const [paper, black, white] = [colour("paper"), [0, 0, 0], [255, 255, 255]];
+  const paper = colour("paper");
   const dark = luminance(paper) < 0.2;
   const look = (base, tile, strength) => {
-    const line = mixed(base, luminance(base) < 0.12 ? white : black, strength);
+    const line = mixed(base, luminance(base) < 0.12 ? WHITE : BLACK, strength);
     return { base: pixelOf(base), line: pixelOf(line), tile };
   };
   const looks = [];
@@ -84,17 +93,22 @@ function paletteOf(element) {
     for (let v = 0; v < 4 * SHADES; v++) {
       const [shade, odd, dimmed] = [v % SHADES, (v >> 2) & 1, v >> 3];
       let base = own;
-      let text = null;
+      let text = BLACK;
       if (!idle) {
-        base = mixed(base, dark ? paper : white, Math.min(0.16 * shade, 0.48));
-        text = readable(mixed(base, black, 0.07)); // neighbours write in one colour
-        if (odd) base = mixed(base, black, 0.14);
+        base = mixed(base, dark ? paper : WHITE, Math.min(0.16 * shade, 0.48));
+        const pair = [base, mixed(base, BLACK, 0.14)];
+        base = pair[odd];
+        text = readable(pair); // neighbours write in one colour, where it can be read on both
+        if (Math.min(...pair.map((c) => contrast(text, c))) < 4.5) text = readable([base]);
       }
       if (dimmed) {
         base = mixed(base, paper, 0.72);
-        text = textOf(mixed(parsed(readable(base)), base, 0.55));
+        text = mixed(readable([base]), base, 0.55);
       }
-      variants.push({ ...look(base, tile, dimmed ? 0.08 : idle ? 0.25 : 0.22), text });
+      variants.push({
+        ...look(base, tile, dimmed ? 0.08 : idle ? 0.25 : 0.22),
+        text: textOf(text),
+      });
     }
     looks.push(variants);
   }
