@@ -61,8 +61,8 @@ def chains_of(timeline: Timeline) -> Chains:
     An event follows the one before it on its rank or link and those that make its inputs; one
     that started later still follows what ended on its ranks just then (a receive that was posted,
     a blocking transfer). Time that nothing explains, as a host takes in a measured step, counts as
-    part of the event. With blocking transfers, and where receives are posted late, slack is an upper
-    bound.
+    part of the event. With blocking transfers, and where receives are posted late, slack is an
+    upper bound.
 
     Raises `ValueError` if the actions wait for each other in a circle, as no step's do.
     """
