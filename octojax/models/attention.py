@@ -1,7 +1,7 @@
 """Causal attention with grouped heads that never keeps a score matrix.
 
 Legend: B batch, T queries, S keys, D width, H query heads, G key/value heads, R = H / G,
-K head width.
+K head width. The width of values (and of the output) may be another.
 """
 
 import functools
@@ -13,16 +13,26 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from octojax.models.dense import Linear, RMSNorm
+from octojax.models.dense import EPSILON, Linear, RMSNorm
+from octojax.models.rotary import Rotary, rotate
 
 MAX_BLOCKS = 16  # query blocks are unrolled; longer sequences get longer blocks
 
 
 class Mask(NamedTuple):
-    """Which keys a query sees: its own position and those before, `window` of them or all."""
+    """Which keys a query sees: its own position and those before, `window` of them or all.
+
+    Scores are multiplied by `scale` (None: 1 / sqrt(K)) and softly capped to
+    `cap * tanh(score / cap)` (Gemma 2).
+    """
 
     window: int | None = None
     block: int = 512
+    scale: float | None = None
+    cap: float | None = None
+
+    def factor(self, width: int) -> float:
+        return 1 / math.sqrt(width) if self.scale is None else self.scale
 
 
 CAUSAL = Mask()
@@ -31,7 +41,7 @@ CAUSAL = Mask()
 def _causal_attention(
     q_BTHK: jax.Array, k_BTGK: jax.Array, v_BTGK: jax.Array, mask: Mask = CAUSAL
 ) -> jax.Array:
-    """Returns softmax(q k^T / sqrt(K)) v under the causal mask, as (B, T, H, K).
+    """Returns softmax(scale q k^T) v under the causal mask, as (B, T, H, K).
 
     Works on blocks of queries against the keys they can see, and keeps q, k, v, the output
     and the log of the softmax's denominator (FlashAttention, Dao et al. 2022, algorithm 1).
@@ -51,7 +61,9 @@ def _blocks(length: int, mask: Mask) -> list[tuple[int, int, int]]:
 def _scores(q_BTGRK, k_BSGK, first_query: int, first_key: int, mask: Mask) -> jax.Array:
     scores = jnp.einsum(
         "BTGRK,BSGK->BGRTS", q_BTGRK, k_BSGK, preferred_element_type=jnp.float32
-    ) / math.sqrt(q_BTGRK.shape[-1])
+    ) * mask.factor(q_BTGRK.shape[-1])
+    if mask.cap is not None:
+        scores = mask.cap * jnp.tanh(scores / mask.cap)
     query_T = first_query + jnp.arange(q_BTGRK.shape[1])
     key_S = first_key + jnp.arange(k_BSGK.shape[1])
     distance_TS = query_T[:, None] - key_S[None, :]
@@ -83,7 +95,7 @@ def _attention_forward(q_BTHK, k_BTGK, v_BTGK, mask):
             ).astype(q_BTHK.dtype)
         )
         logs.append((top + jnp.log(total))[..., 0])
-    out_BTHK = jnp.concatenate(outputs, axis=1).reshape(q_BTHK.shape)
+    out_BTHK = jnp.concatenate(outputs, axis=1).reshape(*q_BTHK.shape[:3], -1)
     log_BGRT = jnp.concatenate(logs, axis=-1)
     return out_BTHK, (q_BTHK, k_BTGK, v_BTGK, out_BTHK, log_BGRT)
 
@@ -103,7 +115,9 @@ def _attention_backward(mask, residuals, dout_BTHK):
         weights = jnp.exp(scores - log_BGRT[..., start:end, None])
         dweights = einsum("BTGRK,BSGK->BGRTS", dout, v)
         dscores = weights * (dweights - along_BGRT[..., start:end, None])
-        dscores = (dscores / math.sqrt(q.shape[-1])).astype(dtype)
+        if mask.cap is not None:  # the derivative of tanh; masked scores have no weight
+            dscores *= 1 - jnp.square(jnp.where(weights > 0, scores, 0) / mask.cap)
+        dscores = (dscores * mask.factor(q.shape[-1])).astype(dtype)
         dq.append(einsum("BGRTS,BSGK->BTGRK", dscores, k).astype(dtype))
         dk = dk.at[:, key:end].add(einsum("BGRTS,BTGRK->BSGK", dscores, q))
         dv = dv.at[:, key:end].add(einsum("BGRTS,BTGRK->BSGK", weights.astype(dtype), dout))
@@ -115,21 +129,11 @@ causal_attention = jax.custom_vjp(_causal_attention, nondiff_argnums=(3,))
 causal_attention.defvjp(_attention_forward, _attention_backward)
 
 
-def rotate(x_BTHK: jax.Array, base: float) -> jax.Array:
-    """Returns x with rotary positions (Su et al. 2021): halves rotated by `t / base^(2i/K)`."""
-    half = x_BTHK.shape[-1] // 2
-    rate = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle_TK = jnp.arange(x_BTHK.shape[1], dtype=jnp.float32)[:, None] * rate[None, :]
-    cos = jnp.cos(angle_TK)[None, :, None].astype(x_BTHK.dtype)
-    sin = jnp.sin(angle_TK)[None, :, None].astype(x_BTHK.dtype)
-    left, right = x_BTHK[..., :half], x_BTHK[..., half:]
-    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
-
-
 class Attention(nnx.Module):
     """Causal attention with `heads` query heads over `kv_heads` key/value heads.
 
-    `rope_base` None leaves positions out (Nemotron-H, Jamba); `window` makes it local.
+    `rotary` None leaves positions out (Nemotron-H, Jamba); `qk_norm` norms every head's
+    queries and keys before the rotation, `centered` and `epsilon` are those norms'.
     """
 
     def __init__(
@@ -139,9 +143,11 @@ class Attention(nnx.Module):
         kv_heads: int,
         head_dim: int,
         *,
-        rope_base: float | None = None,
-        window: int | None = None,
+        rotary: Rotary | None = None,
+        mask: Mask = CAUSAL,
         qk_norm: bool = False,
+        centered: bool = False,
+        epsilon: float = EPSILON,
         std: float,
         out_std: float,
         dtype: DTypeLike,
@@ -155,10 +161,15 @@ class Attention(nnx.Module):
             )
         kinds = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
-        self.rope_base, self.mask = rope_base, Mask(window)
+        self.rotary, self.mask = rotary, mask
         self.qkv = Linear(width, (heads + 2 * kv_heads) * head_dim, std=std, **kinds)
         self.out = Linear(heads * head_dim, width, std=out_std, **kinds)
-        norms = {"dtype": dtype, "param_dtype": param_dtype}
+        norms = {
+            "dtype": dtype,
+            "param_dtype": param_dtype,
+            "epsilon": epsilon,
+            "centered": centered,
+        }
         self.q_norm = RMSNorm(head_dim, **norms) if qk_norm else None
         self.k_norm = RMSNorm(head_dim, **norms) if qk_norm else None
 
@@ -170,7 +181,7 @@ class Attention(nnx.Module):
         v_BTGK = qkv[:, :, self.heads + self.kv_heads :]
         if self.q_norm is not None and self.k_norm is not None:
             q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
-        if self.rope_base is not None:
-            q_BTHK, k_BTGK = rotate(q_BTHK, self.rope_base), rotate(k_BTGK, self.rope_base)
+        if self.rotary is not None:
+            q_BTHK, k_BTGK = rotate(q_BTHK, self.rotary), rotate(k_BTGK, self.rotary)
         out_BTHK = causal_attention(q_BTHK, k_BTGK, v_BTGK, self.mask)
         return self.out(out_BTHK.reshape(batch, time, -1))

@@ -17,29 +17,38 @@ from jax.typing import DTypeLike
 EPSILON = 1e-5
 
 
-def _rms_norm(x: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
-    """Returns `x / rms(x) * scale` over the last axis, computed in float32, cast to `dtype`."""
-    return _rms_norm_forward(x, scale, dtype)[0]
+def rms_norm(
+    x: jax.Array, scale: jax.Array, dtype: DTypeLike, epsilon: float = EPSILON
+) -> jax.Array:
+    """Returns `x / rms(x) * scale` over the last axis, computed in float32, cast to `dtype`.
+
+    `epsilon` is added to the mean square.
+    """
+    return _norm(x, scale, dtype, epsilon)
+
+
+def _rms_norm(x: jax.Array, scale: jax.Array, dtype: DTypeLike, epsilon: float) -> jax.Array:
+    return _rms_norm_forward(x, scale, dtype, epsilon)[0]
 
 
 def _row(scale: jax.Array, like: jax.Array) -> jax.Array:
     return scale.astype(jnp.float32).reshape((1,) * (like.ndim - 1) + (-1,))
 
 
-def _normalized(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _normalized(x: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Array]:
     wide = x.astype(jnp.float32)
-    inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + EPSILON)
+    inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon)
     return wide * inverse, inverse
 
 
-def _rms_norm_forward(x, scale, dtype):
-    return (_normalized(x)[0] * _row(scale, x)).astype(dtype), (x, scale)
+def _rms_norm_forward(x, scale, dtype, epsilon):
+    return (_normalized(x, epsilon)[0] * _row(scale, x)).astype(dtype), (x, scale)
 
 
-def _rms_norm_backward(dtype, residuals, gradient):
+def _rms_norm_backward(dtype, epsilon, residuals, gradient):
     del dtype
     x, scale = residuals
-    hat, inverse = _normalized(x)
+    hat, inverse = _normalized(x, epsilon)
     gradient = gradient.astype(jnp.float32)
     scaled = gradient * _row(scale, x)
     dx = inverse * (scaled - hat * jnp.mean(scaled * hat, axis=-1, keepdims=True))
@@ -47,8 +56,8 @@ def _rms_norm_backward(dtype, residuals, gradient):
     return dx.astype(x.dtype), dscale.astype(scale.dtype)
 
 
-rms_norm = jax.custom_vjp(_rms_norm, nondiff_argnums=(2,))
-rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
+_norm = jax.custom_vjp(_rms_norm, nondiff_argnums=(2, 3))
+_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
 @jax.custom_vjp
@@ -84,14 +93,29 @@ ACTIVATIONS = {
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square norm with a learned scale; its output has the layer's compute dtype."""
+    """Root-mean-square norm with a learned scale; its output has the layer's compute dtype.
 
-    def __init__(self, width: int, *, dtype: DTypeLike, param_dtype: DTypeLike):
-        self.scale = nnx.Param(jnp.ones((width,), param_dtype))
-        self.dtype = dtype
+    With `centered` the parameter is the scale's distance from 1, as Gemma keeps it.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        dtype: DTypeLike,
+        param_dtype: DTypeLike,
+        epsilon: float = EPSILON,
+        centered: bool = False,
+    ):
+        first = jnp.zeros if centered else jnp.ones
+        self.scale = nnx.Param(first((width,), param_dtype))
+        self.dtype, self.epsilon, self.centered = dtype, epsilon, centered
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return rms_norm(x, self.scale[...], self.dtype)
+        scale = self.scale[...]
+        if self.centered:
+            scale = 1 + scale.astype(jnp.float32)
+        return rms_norm(x, scale, self.dtype, self.epsilon)
 
 
 class Linear(nnx.Module):

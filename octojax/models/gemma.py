@@ -1,7 +1,7 @@
 """Gemma 2 and 3: local and global attention in turn, tied embedding, norms on both sides.
 
-Source: Google, "Gemma 2" (2024) and "Gemma 3" (2025). Gemma 2's soft caps on scores and
-logits are left out.
+Source: Google, "Gemma 2" (2024), with soft caps on scores and logits, and "Gemma 3" (2025),
+whose global layers' positions are stretched eight times; the text part of both.
 """
 
 from octojax.models.transformer import Transformer as Gemma
@@ -43,6 +43,13 @@ def gemma(name: str) -> GemmaConfig:
         window=4096 if second else 1024,
         period=2 if second else 6,
         global_at=(1,) if second else (5,),
+        centered_norm=True,
+        epsilon=1e-6,
+        # Both 27B divide scores by sqrt(width / heads), all others by sqrt(head_dim).
+        attention_scale=(width / heads) ** -0.5 if name.endswith("27b") else None,
+        attention_cap=50.0 if second else None,
+        logit_cap=30.0 if second else None,
+        rope_stretch=1.0 if second else 8.0,
         rope_base=10_000.0 if second else 1_000_000.0,
         local_rope_base=10_000.0,
     )
@@ -63,6 +70,8 @@ def tiny(width: int = 128, layers: int = 6, vocabulary: int = 256) -> GemmaConfi
         scale_embedding=True,
         post_norm=True,
         qk_norm=True,
+        centered_norm=True,
+        epsilon=1e-6,
         window=32,
         period=6,
         global_at=(5,),

@@ -44,6 +44,7 @@ class JambaConfig:
     experts_every: int = 2
     experts_at: int = 1
     balance_weight: float = 1e-2
+    epsilon: float = 1e-6
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
     std: float = 0.02
@@ -72,13 +73,13 @@ class Layer(nnx.Module):
             "rngs": rngs,
             **dtypes,
         }
-        self.mixer_norm = RMSNorm(config.width, **dtypes)
-        self.feed_forward_norm = RMSNorm(config.width, **dtypes)
+        self.mixer_norm = RMSNorm(config.width, epsilon=config.epsilon, **dtypes)
+        self.feed_forward_norm = RMSNorm(config.width, epsilon=config.epsilon, **dtypes)
         if config.attends(index):
             sizes = config.heads, config.kv_heads, config.head_dim
             self.mixer = Attention(config.width, *sizes, **kinds)
         elif isinstance(config.mamba, Mamba1Config):
-            self.mixer = Mamba1(config.width, config.mamba, **kinds)
+            self.mixer = Mamba1(config.width, config.mamba, epsilon=config.epsilon, **kinds)
         else:
             self.mixer = Mamba2(config.width, config.mamba, **kinds)
         if config.routes(index):
@@ -109,7 +110,9 @@ class Jamba(nnx.Module):
             config.vocabulary, config.width, stream_dtype=config.dtype, **kinds
         )
         self.layers = nnx.List([Layer(i, config, rngs) for i in range(config.layers)])
-        self.head = Head(config.width, config.vocabulary, dtype=config.dtype, **kinds)
+        self.head = Head(
+            config.width, config.vocabulary, epsilon=config.epsilon, dtype=config.dtype, **kinds
+        )
 
     def outputs(self, token_BT: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Returns `(logits, balance)`, the balance loss accumulated along the depth."""

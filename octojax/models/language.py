@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from octojax.models.dense import Linear, RMSNorm
+from octojax.models.dense import EPSILON, Linear, RMSNorm
 
 
 @jax.custom_vjp
@@ -66,7 +66,10 @@ class Embedding(nnx.Module):
 
 
 class Head(nnx.Module):
-    """Final norm and projection to the vocabulary; with `table` given, tied to the embedding."""
+    """Final norm and projection to the vocabulary; with `table` given, tied to the embedding.
+
+    `cap` bounds the logits to `cap * tanh(logits / cap)` (Gemma 2).
+    """
 
     def __init__(
         self,
@@ -74,22 +77,28 @@ class Head(nnx.Module):
         vocabulary: int,
         *,
         tied: bool = False,
+        epsilon: float = EPSILON,
+        centered: bool = False,
+        cap: float | None = None,
         std: float,
         dtype: DTypeLike,
         param_dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         kinds = {"dtype": dtype, "param_dtype": param_dtype}
-        self.norm = RMSNorm(width, **kinds)
+        self.norm = RMSNorm(width, epsilon=epsilon, centered=centered, **kinds)
+        self.cap = cap
         self.project = None if tied else Linear(width, vocabulary, std=std, rngs=rngs, **kinds)
 
     def __call__(self, x_BTD: jax.Array, table_VD: jax.Array | None = None) -> jax.Array:
         normed = self.norm(x_BTD)
         if self.project is not None:
-            return self.project(normed)
-        if table_VD is None:
+            logits_BTV = self.project(normed)
+        elif table_VD is None:
             raise ValueError("a tied head needs the embedding's table")
-        return normed @ table_VD.astype(normed.dtype).T
+        else:
+            logits_BTV = normed @ table_VD.astype(normed.dtype).T
+        return logits_BTV if self.cap is None else self.cap * jnp.tanh(logits_BTV / self.cap)
 
 
 def inputs_and_targets(batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -1,8 +1,9 @@
-"""LLaMA 2 and 3: rotary positions, grouped heads, SwiGLU.
+"""LLaMA 2, 3 and 3.1: rotary positions, grouped heads, SwiGLU.
 
 Source: Meta, "Llama 2" (2023), "The Llama 3 Herd of Models" (2024), table 3.
 """
 
+from octojax.models.rotary import Smoothing
 from octojax.models.transformer import Transformer as Llama
 from octojax.models.transformer import TransformerConfig as LlamaConfig
 from octojax.models.transformer import loss as loss
@@ -26,6 +27,7 @@ def llama(name: str) -> LlamaConfig:
         raise ValueError(f"unknown model {name!r}; known are {', '.join(_SIZES)}")
     layers, width, hidden, heads, kv_heads = _SIZES[name]
     second = name.startswith("llama-2")
+    longer = name == "llama-3-405b"  # published as 3.1 alone, with positions stretched
     return LlamaConfig(
         layers=layers,
         width=width,
@@ -35,6 +37,8 @@ def llama(name: str) -> LlamaConfig:
         head_dim=128,
         vocabulary=32_000 if second else 128_256,
         rope_base=10_000.0 if second else 500_000.0,
+        rope_stretch=8.0 if longer else 1.0,
+        rope_smoothing=Smoothing() if longer else None,
     )
 
 

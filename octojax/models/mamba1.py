@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from octojax.models.dense import Linear, rms_norm
+from octojax.models.dense import EPSILON, Linear, rms_norm
 from octojax.models.mamba2 import causal_conv
 
 
@@ -116,6 +116,7 @@ class Mamba1(nnx.Module):
         width: int,
         config: Mamba1Config,
         *,
+        epsilon: float = EPSILON,
         std: float,
         out_std: float,
         dtype: DTypeLike,
@@ -125,7 +126,7 @@ class Mamba1(nnx.Module):
         kinds = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         inner, state, rank = config.inner, config.state, config.dt_rank
         self.config = config
-        self.dtype = dtype
+        self.dtype, self.epsilon = dtype, epsilon
         self.into = Linear(width, 2 * inner, std=std, **kinds)
         self.select = Linear(inner, rank + 2 * state, std=std, **kinds)
         self.dt = Linear(rank, inner, std=rank**-0.5, **kinds)
@@ -150,9 +151,9 @@ class Mamba1(nnx.Module):
         x, z = jnp.split(self.into(x_BTD), 2, axis=-1)
         x = convolved(x, self.conv_weight[...], self.conv_bias[...])
         dt, b, c = jnp.split(self.select(x), [rank, rank + state], axis=-1)
-        dt = self.dt(rms_norm(dt, self.dt_scale[...], self.dtype))
-        b = rms_norm(b, self.b_scale[...], self.dtype)
-        c = rms_norm(c, self.c_scale[...], self.dtype)
+        dt = self.dt(rms_norm(dt, self.dt_scale[...], self.dtype, self.epsilon))
+        b = rms_norm(b, self.b_scale[...], self.dtype, self.epsilon)
+        c = rms_norm(c, self.c_scale[...], self.dtype, self.epsilon)
         y = mamba1_core(
             self.config.chunk, z, x, dt, b, c, self.dt_bias[...], self.a_log[...], self.skip[...]
         )

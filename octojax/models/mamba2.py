@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from octojax.models.dense import Linear, rms_norm
+from octojax.models.dense import EPSILON, Linear, rms_norm
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Mamba2Config:
     state: int
     conv: int = 4
     chunk: int = 128
+    epsilon: float = EPSILON
 
     def __post_init__(self) -> None:
         if self.heads % self.groups:
@@ -125,7 +126,7 @@ def _core(config: Mamba2Config, zxbcdt, conv_weight, conv_bias, dt_bias, a_log, 
     gated = y.reshape(batch, time, -1) * jax.nn.silu(z.astype(f32))
     grouped = gated.reshape(batch, time, config.groups, -1)  # one norm per group
     ones = jnp.ones(grouped.shape[-1:], f32)
-    normed = rms_norm(grouped, ones, f32).reshape(gated.shape)
+    normed = rms_norm(grouped, ones, f32, config.epsilon).reshape(gated.shape)
     return (normed * scale.astype(f32)[None, None]).astype(zxbcdt.dtype)
 
 

@@ -26,6 +26,12 @@ class MoEConfig:
     `capacity_factor` None drops no token; f gives each expert `ceil(f T K / E)` places per
     sequence, and tokens beyond them pass through their other experts alone.
     `normalize` divides the chosen weights by their sum; `router` is `softmax` or `sigmoid`.
+    `router_bias` adds a bias that is no parameter to the scores when experts are chosen, not to
+    their weights (DeepSeek-V3, section 2.1.2). Of `groups` of experts those `chosen_groups`
+    whose two best scores have the largest sum are eligible. `shared_gate` weighs the shared
+    expert by the sigmoid of a projection (Qwen). `method` is `places`, which computes every
+    expert's places whether they are taken or not, or `ragged`, which sorts tokens by expert
+    (`jax.lax.ragged_dot`); both give the same values.
     """
 
     experts: int
@@ -37,6 +43,11 @@ class MoEConfig:
     normalize: bool = False
     weight_scale: float = 1.0
     capacity_factor: float | None = None
+    router_bias: bool = False
+    groups: int = 1
+    chosen_groups: int = 1
+    shared_gate: bool = False
+    method: str = "places"
 
     def __post_init__(self) -> None:
         if not 1 <= self.chosen <= self.experts:
@@ -45,6 +56,22 @@ class MoEConfig:
             )
         if self.router not in ("softmax", "sigmoid"):
             raise ValueError(f"unknown router {self.router!r}; choose softmax or sigmoid")
+        if self.method not in ("places", "ragged"):
+            raise ValueError(f"unknown method {self.method!r}; choose places or ragged")
+        if not 1 <= self.chosen_groups <= self.groups or self.experts % self.groups:
+            raise ValueError(
+                f"cannot choose {self.chosen_groups} of {self.groups} groups of {self.experts} "
+                f"experts; groups must divide the experts, and 1 to {self.groups} be chosen"
+            )
+        eligible = self.experts // self.groups * self.chosen_groups
+        if self.groups > 1 and (self.experts // self.groups < 2 or eligible < self.chosen):
+            raise ValueError(
+                f"{self.groups} groups of {self.experts // self.groups} experts, "
+                f"{self.chosen_groups} of them chosen, leave {eligible} experts for "
+                f"{self.chosen} choices; groups of two or more, and as many experts as choices"
+            )
+        if self.shared_gate and not self.shared_hidden:
+            raise ValueError("shared_gate weighs a shared expert; give shared_hidden")
 
     def places(self, time: int) -> int:
         if self.capacity_factor is None:
@@ -62,12 +89,34 @@ class Routes(NamedTuple):
     balance: jax.Array  # scalar: E * sum_e (share of choices) * (mean probability), 1 if even
 
 
-def route(logits_BTE: jax.Array, config: MoEConfig) -> Routes:
+class RouterBias(nnx.Variable):
+    """A bias on the choice of experts: module state, which balances them without a gradient."""
+
+
+def _eligible(choice_BTE: jax.Array, config: MoEConfig) -> jax.Array:
+    """Returns the scores with those of groups that are not chosen at minus infinity."""
+    grouped = choice_BTE.reshape(*choice_BTE.shape[:2], config.groups, -1)
+    best_BTG = jnp.sum(jax.lax.top_k(grouped, 2)[0], axis=-1)
+    group_BTK = jax.lax.top_k(best_BTG, config.chosen_groups)[1]
+    open_BTG = jnp.sum(jax.nn.one_hot(group_BTK, config.groups, dtype=jnp.int32), axis=2) > 0
+    return jnp.where(open_BTG[..., None], grouped, -jnp.inf).reshape(choice_BTE.shape)
+
+
+def route(logits_BTE: jax.Array, config: MoEConfig, bias_E: jax.Array | None = None) -> Routes:
     """Returns each token's experts by probability, and its place there in order of time."""
     logits_BTE = logits_BTE.astype(jnp.float32)
     softmax = config.router == "softmax"
     scores_BTE = jax.nn.softmax(logits_BTE) if softmax else jax.nn.sigmoid(logits_BTE)
-    weight_BTK, expert_BTK = jax.lax.top_k(scores_BTE, config.chosen)
+    if bias_E is None and config.groups == 1:
+        weight_BTK, expert_BTK = jax.lax.top_k(scores_BTE, config.chosen)
+    else:
+        choice_BTE = jax.lax.stop_gradient(scores_BTE)
+        if bias_E is not None:
+            choice_BTE = choice_BTE + bias_E[None, None]
+        if config.groups > 1:
+            choice_BTE = _eligible(choice_BTE, config)
+        expert_BTK = jax.lax.top_k(choice_BTE, config.chosen)[1]
+        weight_BTK = jnp.take_along_axis(scores_BTE, expert_BTK, axis=-1)
     if config.normalize:
         weight_BTK = weight_BTK / (jnp.sum(weight_BTK, axis=-1, keepdims=True) + 1e-20)
     hot_BTKE = jax.nn.one_hot(expert_BTK, config.experts, dtype=jnp.int32)
@@ -84,8 +133,7 @@ def route(logits_BTE: jax.Array, config: MoEConfig) -> Routes:
 class MoE(nnx.Module):
     """Routed experts, plus a shared one if `shared_hidden` is not 0.
 
-    Returns `(y_BTD, balance)`. Tokens are gathered into (B, E, C, D), so each weight is read
-    by one matrix product, whose weight gradient is one matrix product too.
+    Returns `(y_BTD, balance)`.
     """
 
     def __init__(
@@ -108,6 +156,7 @@ class MoE(nnx.Module):
         self.router = Linear(width, experts, std=std, dtype=jnp.float32, **kinds)
         up = jax.random.normal(rngs.params(), (experts, width, parts * hidden), param_dtype)
         down = jax.random.normal(rngs.params(), (experts, hidden, width), param_dtype)
+        self.bias_E = RouterBias(jnp.zeros((experts,))) if config.router_bias else None
         self.up_EDF = nnx.Param(up * jnp.asarray(std, param_dtype))
         self.down_EFD = nnx.Param(down * jnp.asarray(out_std, param_dtype))
         self.shared = (
@@ -123,30 +172,70 @@ class MoE(nnx.Module):
             if config.shared_hidden
             else None
         )
+        gate = config.shared_gate
+        self.shared_gate = Linear(width, 1, std=std, dtype=dtype, **kinds) if gate else None
 
     def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        config, dtype = self.config, self.dtype
-        batch, time, width = x_BTD.shape
-        places = config.places(time)
-        routes = route(self.router(x_BTD), config)
-        flat_BTK = routes.expert_BTK * places + routes.place_BTK
-        flat_BTK = jnp.where(routes.place_BTK < places, flat_BTK, config.experts * places)
-        # token_BC[e * C + c] is the token in place c of expert e; T (a row of zeros) if free.
-        row_B11 = jnp.arange(batch)[:, None, None]
-        token_BC = jnp.full((batch, config.experts * places + 1), time, jnp.int32)
-        token_BC = token_BC.at[row_B11, flat_BTK].set(
-            jnp.broadcast_to(jnp.arange(time, dtype=jnp.int32)[None, :, None], flat_BTK.shape)
-        )[:, :-1]
-        padded = jnp.pad(x_BTD.astype(dtype), ((0, 0), (0, 1), (0, 0)))
-        x_BECD = jnp.take_along_axis(padded, token_BC[..., None], axis=1)
-        x_BECD = x_BECD.reshape(batch, config.experts, places, width)
-        activation = ACTIVATIONS[config.activation][1]
-        h = activation(jnp.einsum("BECD,EDF->BECF", x_BECD, self.up_EDF[...].astype(dtype)))
-        y_BECD = jnp.einsum("BECF,EFD->BECD", h, self.down_EFD[...].astype(dtype))
-        y = jnp.pad(y_BECD.reshape(batch, -1, width), ((0, 0), (0, 1), (0, 0)))
-        picked = jnp.take_along_axis(y, flat_BTK.reshape(batch, -1, 1), axis=1)
-        picked_BTKD = picked.reshape(batch, time, config.chosen, width)
-        y_BTD = jnp.einsum("BTKD,BTK->BTD", picked_BTKD, routes.weight_BTK.astype(dtype))
+        bias_E = None if self.bias_E is None else self.bias_E[...]
+        routes = route(self.router(x_BTD), self.config, bias_E)
+        compute = _by_ragged_products if self.config.method == "ragged" else _by_places
+        weights = (self.up_EDF[...].astype(self.dtype), self.down_EFD[...].astype(self.dtype))
+        y_BTD = compute(x_BTD.astype(self.dtype), routes, *weights, self.config)
         if self.shared is not None:
-            y_BTD = y_BTD + self.shared(x_BTD)
+            shared_BTD = self.shared(x_BTD)
+            if self.shared_gate is not None:
+                shared_BTD = shared_BTD * jax.nn.sigmoid(self.shared_gate(x_BTD))
+            y_BTD = y_BTD + shared_BTD
         return y_BTD, routes.balance
+
+
+def _by_places(
+    x_BTD: jax.Array, routes: Routes, up_EDF: jax.Array, down_EFD: jax.Array, config: MoEConfig
+) -> jax.Array:
+    """Returns the weighted sum of the chosen experts, computed on (B, E, C, D).
+
+    Each weight is read by one matrix product, whose weight gradient is one matrix product too.
+    """
+    batch, time, width = x_BTD.shape
+    places = config.places(time)
+    flat_BTK = routes.expert_BTK * places + routes.place_BTK
+    flat_BTK = jnp.where(routes.place_BTK < places, flat_BTK, config.experts * places)
+    # token_BC[e * C + c] is the token in place c of expert e; T (a row of zeros) if free.
+    row_B11 = jnp.arange(batch)[:, None, None]
+    token_BC = jnp.full((batch, config.experts * places + 1), time, jnp.int32)
+    token_BC = token_BC.at[row_B11, flat_BTK].set(
+        jnp.broadcast_to(jnp.arange(time, dtype=jnp.int32)[None, :, None], flat_BTK.shape)
+    )[:, :-1]
+    padded = jnp.pad(x_BTD, ((0, 0), (0, 1), (0, 0)))
+    x_BECD = jnp.take_along_axis(padded, token_BC[..., None], axis=1)
+    x_BECD = x_BECD.reshape(batch, config.experts, places, width)
+    activation = ACTIVATIONS[config.activation][1]
+    h = activation(jnp.einsum("BECD,EDF->BECF", x_BECD, up_EDF))
+    y_BECD = jnp.einsum("BECF,EFD->BECD", h, down_EFD)
+    y = jnp.pad(y_BECD.reshape(batch, -1, width), ((0, 0), (0, 1), (0, 0)))
+    picked = jnp.take_along_axis(y, flat_BTK.reshape(batch, -1, 1), axis=1)
+    picked_BTKD = picked.reshape(batch, time, config.chosen, width)
+    return jnp.einsum("BTKD,BTK->BTD", picked_BTKD, routes.weight_BTK.astype(x_BTD.dtype))
+
+
+def _by_ragged_products(
+    x_BTD: jax.Array, routes: Routes, up_EDF: jax.Array, down_EFD: jax.Array, config: MoEConfig
+) -> jax.Array:
+    """Returns the same sum, computed on N = B T K rows that are sorted by expert.
+
+    No place stays free and nothing of size E C is built; rows beyond the capacity go last,
+    where they belong to no expert.
+    """
+    batch, time, width = x_BTD.shape
+    kept_N = (routes.place_BTK < config.places(time)).reshape(-1)
+    expert_N = jnp.where(kept_N, routes.expert_BTK.reshape(-1), config.experts)
+    order_N = jnp.argsort(expert_N, stable=True)
+    back_N = jnp.argsort(order_N)
+    rows_E = jnp.sum(jax.nn.one_hot(expert_N, config.experts, dtype=jnp.int32), axis=0)
+    x_ND = jnp.take(x_BTD.reshape(-1, width), order_N // config.chosen, axis=0)
+    activation = ACTIVATIONS[config.activation][1]
+    h_NF = activation(jax.lax.ragged_dot(x_ND, up_EDF, rows_E))
+    y_ND = jnp.take(jax.lax.ragged_dot(h_NF, down_EFD, rows_E), back_N, axis=0)
+    y_ND = jnp.where(kept_N[:, None], y_ND, 0)
+    y_BTKD = y_ND.reshape(batch, time, config.chosen, width)
+    return jnp.einsum("BTKD,BTK->BTD", y_BTKD, routes.weight_BTK.astype(x_BTD.dtype))

@@ -41,6 +41,7 @@ class NemotronHConfig:
     vocabulary: int
     moe: MoEConfig | None = None
     balance_weight: float = 1e-2
+    epsilon: float = 1e-5
     residual_in_fp32: bool = True
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
@@ -84,7 +85,12 @@ class Layer(nnx.Module):
 
     def __init__(self, symbol: str, config: NemotronHConfig, rngs: nnx.Rngs):
         self.symbol = symbol
-        self.norm = RMSNorm(config.width, dtype=config.dtype, param_dtype=config.param_dtype)
+        self.norm = RMSNorm(
+            config.width,
+            epsilon=config.epsilon,
+            dtype=config.dtype,
+            param_dtype=config.param_dtype,
+        )
         self.mixer = _mixer(symbol, config, rngs)
 
     def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array | None]:
@@ -103,7 +109,9 @@ class NemotronH(nnx.Module):
             config.vocabulary, config.width, stream_dtype=config.stream_dtype, **kinds
         )
         self.layers = nnx.List([Layer(symbol, config, rngs) for symbol in config.pattern])
-        self.head = Head(config.width, config.vocabulary, dtype=config.dtype, **kinds)
+        self.head = Head(
+            config.width, config.vocabulary, epsilon=config.epsilon, dtype=config.dtype, **kinds
+        )
 
     def outputs(self, token_BT: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Returns `(logits, balance)`; the balance loss is None without expert layers.
@@ -215,6 +223,7 @@ def nemotron_3_nano_30b_a3b() -> NemotronHConfig:
             normalize=True,
             weight_scale=2.5,
             capacity_factor=1.25,
+            router_bias=True,
         ),
         vocabulary=131072,
     )

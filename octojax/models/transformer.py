@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from octojax.models.attention import Attention
+from octojax.models.attention import Attention, Mask
 from octojax.models.dense import MLP, RMSNorm
 from octojax.models.language import Embedding, Head, inputs_and_targets, token_loss
+from octojax.models.rotary import Rotary, Smoothing
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,11 @@ class TransformerConfig:
 
     Layer i attends globally where `i % period` is in `global_at`, else to the `window` latest
     positions; `window` None makes every layer global. `local_rope_base` None means the same
-    base everywhere. `post_norm` norms a half's output too, `scale_embedding` multiplies by
-    sqrt(D), `tied` uses the embedding as the head's weights.
+    base everywhere; `rope_stretch` and `rope_smoothing` are those of global layers
+    (`octojax.models.rotary`). `post_norm` norms a half's output too, `centered_norm` keeps the
+    distance of every norm's scale from 1, `scale_embedding` multiplies by sqrt(D), `tied` uses
+    the embedding as the head's weights. `attention_scale` None is 1 / sqrt(head_dim);
+    `attention_cap` and `logit_cap` bound scores and logits softly.
     """
 
     layers: int
@@ -42,14 +46,26 @@ class TransformerConfig:
     period: int = 1
     global_at: tuple[int, ...] = (0,)
     local_rope_base: float | None = None
+    rope_stretch: float = 1.0
+    rope_smoothing: Smoothing | None = None
     post_norm: bool = False
     qk_norm: bool = False
+    centered_norm: bool = False
+    epsilon: float = 1e-5
+    attention_scale: float | None = None
+    attention_cap: float | None = None
+    logit_cap: float | None = None
     dtype: DTypeLike = jnp.float32
     param_dtype: DTypeLike = jnp.float32
     std: float = 0.02
 
     def is_global(self, layer: int) -> bool:
         return self.window is None or layer % self.period in self.global_at
+
+    def rotary(self, layer: int) -> Rotary:
+        if self.is_global(layer):
+            return Rotary(self.rope_base, self.rope_stretch, self.rope_smoothing)
+        return Rotary(self.rope_base if self.local_rope_base is None else self.local_rope_base)
 
     @property
     def pattern(self) -> str:
@@ -68,24 +84,26 @@ class Layer(nnx.Module):
             "rngs": rngs,
             **dtypes,
         }
-        everywhere = config.is_global(index)
-        base = config.rope_base if everywhere else config.local_rope_base or config.rope_base
-        self.attention_norm = RMSNorm(config.width, **dtypes)
+        norms = {**dtypes, "epsilon": config.epsilon, "centered": config.centered_norm}
+        window = None if config.is_global(index) else config.window
+        self.attention_norm = RMSNorm(config.width, **norms)
         self.attention = Attention(
             config.width,
             config.heads,
             config.kv_heads,
             config.head_dim,
-            rope_base=base,
-            window=None if everywhere else config.window,
+            rotary=config.rotary(index),
+            mask=Mask(window, scale=config.attention_scale, cap=config.attention_cap),
             qk_norm=config.qk_norm,
+            centered=config.centered_norm,
+            epsilon=config.epsilon,
             **kinds,
         )
-        self.mlp_norm = RMSNorm(config.width, **dtypes)
+        self.mlp_norm = RMSNorm(config.width, **norms)
         self.mlp = MLP(config.width, config.hidden, activation=config.activation, **kinds)
         post = config.post_norm
-        self.attention_post_norm = RMSNorm(config.width, **dtypes) if post else None
-        self.mlp_post_norm = RMSNorm(config.width, **dtypes) if post else None
+        self.attention_post_norm = RMSNorm(config.width, **norms) if post else None
+        self.mlp_post_norm = RMSNorm(config.width, **norms) if post else None
 
     def __call__(self, x_BTD: jax.Array) -> jax.Array:
         y_BTD = self.attention(self.attention_norm(x_BTD))
@@ -113,7 +131,14 @@ class Transformer(nnx.Module):
         )
         self.layers = nnx.List([Layer(i, config, rngs) for i in range(config.layers)])
         self.head = Head(
-            config.width, config.vocabulary, tied=config.tied, dtype=config.dtype, **kinds
+            config.width,
+            config.vocabulary,
+            tied=config.tied,
+            dtype=config.dtype,
+            epsilon=config.epsilon,
+            centered=config.centered_norm,
+            cap=config.logit_cap,
+            **kinds,
         )
 
     def __call__(self, token_BT: jax.Array) -> jax.Array:

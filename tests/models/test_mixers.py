@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from octojax.models.attention import Mask, causal_attention, rotate
+from octojax.models.attention import Mask, causal_attention
 from octojax.models.dense import ACTIVATIONS, rms_norm
 from octojax.models.mamba1 import selective_scan
 from octojax.models.mamba2 import causal_conv, ssd
 from octojax.models.moe import MoE, MoEConfig, route
+from octojax.models.rotary import Rotary, Smoothing, rotate
 
 F32 = jnp.dtype(jnp.float32)
 
@@ -76,9 +77,18 @@ def test_attention_keeps_no_score_matrix():
     assert kept <= 2 * q.size + 2 * k.size + 64 * 4 + 64  # q, out, k, v, log
 
 
-def test_rotation_depends_on_distance_alone():
+@pytest.mark.parametrize(
+    "rotary",
+    [
+        Rotary(100.0),
+        Rotary(100.0, 4.0, Smoothing(1.0, 4.0, 16)),
+        Rotary(100.0, part=0.5),
+        Rotary(100.0, interleaved=True),
+    ],
+)
+def test_rotation_depends_on_distance_alone(rotary):
     q, k = (jnp.broadcast_to(normal(i, 1, 1, 1, 8), (1, 10, 1, 8)) for i in range(2))
-    scores = jnp.einsum("bthk,bshk->bts", rotate(q, 100.0), rotate(k, 100.0))[0]
+    scores = jnp.einsum("bthk,bshk->bts", rotate(q, rotary), rotate(k, rotary))[0]
     for t in range(1, 9):
         np.testing.assert_allclose(scores[t, t - 1], scores[9, 8], rtol=1e-4)
     assert abs(float(scores[9, 0] - scores[9, 8])) > 1e-3

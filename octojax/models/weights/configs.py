@@ -1,0 +1,215 @@
+"""From a published `config.json` to a configuration of this package."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from octojax.models.jamba import JambaConfig
+from octojax.models.mamba1 import Mamba1Config
+from octojax.models.mamba2 import Mamba2Config
+from octojax.models.moe import MoEConfig
+from octojax.models.nemotron_h import NemotronHConfig
+from octojax.models.rotary import Smoothing
+from octojax.models.transformer import TransformerConfig
+from octojax.models.weights.names import Config
+
+Raw = Mapping[str, Any]
+
+
+def config_of(folder: str | Path) -> Config:
+    """Returns the configuration of a folder's `config.json`.
+
+    Raises `FileNotFoundError` without one, and `ValueError` as `config_from` does.
+    """
+    return config_from(json.loads((Path(folder) / "config.json").read_text()))
+
+
+def config_from(raw: Raw) -> Config:
+    """Returns the configuration of a published one; parameters are float32.
+
+    Raises `ValueError` for a family that is not here, and for options that our models lack.
+    """
+    kind = raw.get("model_type")
+    if kind not in _FAMILIES:
+        raise ValueError(f"unknown model_type {kind!r}; known are {', '.join(sorted(_FAMILIES))}")
+    lacking = [
+        name
+        for name in (
+            "attention_bias",
+            "mlp_bias",
+            "use_bias",
+            "mamba_proj_bias",
+            "moe_latent_size",
+            "num_nextn_predict_layers",
+        )
+        if raw.get(name)
+    ]
+    if lacking:
+        raise ValueError(f"options that a {kind} has here only switched off: {', '.join(lacking)}")
+    try:
+        return _FAMILIES[kind](raw)
+    except KeyError as error:
+        raise ValueError(f"the configuration of a {kind} lacks {error.args[0]!r}") from None
+
+
+def _heads(raw: Raw) -> dict[str, Any]:
+    heads = raw["num_attention_heads"]
+    head_dim = raw.get("head_dim") or raw["hidden_size"] // heads
+    return {
+        "heads": heads,
+        "kv_heads": raw.get("num_key_value_heads") or heads,
+        "head_dim": head_dim,
+        "width": raw["hidden_size"],
+        "hidden": raw["intermediate_size"],
+        "vocabulary": raw["vocab_size"],
+    }
+
+
+def _rope(raw: Raw, kind: str | None = None) -> tuple[float | None, Raw]:
+    """Returns base and scaling, wherever this version of the file has them."""
+    both = raw.get("rope_parameters") or {}
+    rope = both.get(kind, both) if kind else both
+    scaling = raw.get("rope_scaling") or rope
+    return rope.get("rope_theta", raw.get("rope_theta")), scaling
+
+
+def _stretch(scaling: Raw) -> float:
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in ("default", "linear", "llama3"):
+        raise ValueError(f"unknown rope_type {kind!r}; known are default, linear and llama3")
+    return 1.0 if kind == "default" else scaling["factor"]
+
+
+def _llama(raw: Raw) -> TransformerConfig:
+    base, scaling = _rope(raw)
+    smoothing = None
+    if scaling.get("rope_type") == "llama3":
+        smoothing = Smoothing(
+            scaling["low_freq_factor"],
+            scaling["high_freq_factor"],
+            scaling["original_max_position_embeddings"],
+        )
+    return TransformerConfig(
+        layers=raw["num_hidden_layers"],
+        **_heads(raw),
+        rope_base=10_000.0 if base is None else base,
+        rope_stretch=_stretch(scaling),
+        rope_smoothing=smoothing,
+        tied=raw.get("tie_word_embeddings", False),
+        epsilon=raw["rms_norm_eps"],
+    )
+
+
+def _gemma(raw: Raw) -> TransformerConfig:
+    third = raw["model_type"] != "gemma2"
+    layers = raw["num_hidden_layers"]
+    period = raw.get("sliding_window_pattern") or (6 if third else 2)
+    kinds = raw.get("layer_types") or [
+        "sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)
+    ]
+    base, scaling = _rope(raw, "full_attention")
+    local = _rope(raw, "sliding_attention")[0] if raw.get("rope_parameters") else None
+    return TransformerConfig(
+        layers=layers,
+        **_heads(raw),
+        activation="geglu",
+        tied=raw.get("tie_word_embeddings", True),
+        scale_embedding=True,
+        post_norm=True,
+        centered_norm=True,
+        qk_norm=third,
+        window=raw["sliding_window"],
+        period=layers,
+        global_at=tuple(i for i, kind in enumerate(kinds) if kind == "full_attention"),
+        rope_base=base or (1e6 if third else 1e4),
+        local_rope_base=local or raw.get("rope_local_base_freq") or 1e4,
+        rope_stretch=_stretch(scaling),
+        epsilon=raw["rms_norm_eps"],
+        attention_scale=raw["query_pre_attn_scalar"] ** -0.5,
+        attention_cap=raw.get("attn_logit_softcapping"),
+        logit_cap=raw.get("final_logit_softcapping"),
+    )
+
+
+def _jamba(raw: Raw) -> JambaConfig:
+    width = raw["hidden_size"]
+    rank = raw.get("mamba_dt_rank", "auto")
+    return JambaConfig(
+        layers=raw["num_hidden_layers"],
+        **_heads(raw),
+        mamba=Mamba1Config(
+            inner=raw["mamba_expand"] * width,
+            state=raw["mamba_d_state"],
+            dt_rank=-(-width // 16) if rank == "auto" else rank,
+            conv=raw["mamba_d_conv"],
+        ),
+        moe=MoEConfig(
+            experts=raw["num_experts"],
+            chosen=raw["num_experts_per_tok"],
+            hidden=raw["intermediate_size"],
+        ),
+        attention_every=raw["attn_layer_period"],
+        attention_at=raw["attn_layer_offset"],
+        experts_every=raw["expert_layer_period"],
+        experts_at=raw["expert_layer_offset"],
+        balance_weight=raw.get("router_aux_loss_coef", 1e-3),
+        epsilon=raw["rms_norm_eps"],
+    )
+
+
+_SYMBOLS = {
+    "mamba": "M",
+    "linear_attention": "M",
+    "attention": "*",
+    "full_attention": "*",
+    "mlp": "-",
+    "moe": "E",
+}
+
+
+def _nemotron_h(raw: Raw) -> NemotronHConfig:
+    pattern = raw.get("hybrid_override_pattern")
+    if pattern is None:
+        kinds = raw.get("layers_block_type") or raw["layer_types"]
+        pattern = "".join(_SYMBOLS[kind] for kind in kinds)
+    moe = None
+    if "E" in pattern:
+        moe = MoEConfig(
+            experts=raw["n_routed_experts"],
+            chosen=raw["num_experts_per_tok"],
+            hidden=raw["moe_intermediate_size"],
+            shared_hidden=raw["moe_shared_expert_intermediate_size"],
+            activation="squared_relu",
+            router="sigmoid",
+            normalize=raw["norm_topk_prob"],
+            weight_scale=raw["routed_scaling_factor"],
+            router_bias=True,
+            groups=raw["n_group"],
+            chosen_groups=raw["topk_group"],
+        )
+    return NemotronHConfig(
+        pattern=pattern,
+        **_heads(raw),
+        mamba=Mamba2Config(
+            heads=raw["mamba_num_heads"],
+            head_dim=raw["mamba_head_dim"],
+            groups=raw["n_groups"],
+            state=raw["ssm_state_size"],
+            conv=raw["conv_kernel"],
+            chunk=raw["chunk_size"],
+            epsilon=raw["layer_norm_epsilon"],
+        ),
+        moe=moe,
+        residual_in_fp32=raw.get("residual_in_fp32", False),
+        epsilon=raw["layer_norm_epsilon"],
+    )
+
+
+_FAMILIES = {
+    "llama": _llama,
+    "gemma2": _gemma,
+    "gemma3_text": _gemma,
+    "jamba": _jamba,
+    "nemotron_h": _nemotron_h,
+}
