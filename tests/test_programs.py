@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octojax.mesh import Rank, pipeline_mesh
+from octojax.programs import build
 from octojax.programs.accumulator import accumulator_dtype, add_term, widened
 from octojax.programs.build import Job, compile_all
 from octojax.programs.finish import join_results, sum_gradients
@@ -212,3 +213,19 @@ def test_terms_are_added_up_in_a_type_that_holds_their_sum(dtype, wide):
     total = add_term(widened(jnp.ones(3, dtype)), jnp.ones(3, dtype))
     assert total.dtype == jnp.dtype(wide)
     np.testing.assert_array_equal(total.astype(jnp.complex64), 2)
+
+
+def test_compilation_says_how_far_it_is_where_there_is_no_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(build, "EVERY_S", 0.0)
+    with build._bar(3, True) as advance:
+        for name in ("F of stage 0", "B of stage 0", "F of stage 1"):
+            advance(name)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "compiling: 1 of 3 programs in 0 s (F of stage 0)",
+        "compiling: 2 of 3 programs in 0 s (B of stage 0)",
+    ]
+    with build._bar(3, False) as advance:
+        advance("F of stage 0")
+    assert capsys.readouterr().err == ""

@@ -19,37 +19,53 @@ Class = TypeVar("Class", bound=type)
 class Options:
     """How a loss is to be pipelined. None means: choose what fits.
 
-    `schedule` is a name (`octopipe schedules` lists them), a table, the path of a CSV table, or
-    "auto": the plan is tuned for `tune_seconds` on `profile`, by default measured here.
-    `schedule_options` are those of a named schedule. `partition` is layers per stage, or the
-    name of a partitioner: "balanced" (the default), "uniform", "alpa", ...
-    (`octojax.partitioners`), which sees `profile`, or operations where none is given.
-    `placement` is the rank of every stage, such as `(0, 1, 1, 0, 2, 3, 3, 2)`: a named schedule
-    is laid out for it. `transport` is "auto", "device_put" or "ppermute".
-    `recompute` says for every stage, or for all, whether its forward is run again instead of
-    stored. `timeout_s` bounds every wait in a step, such as that of a rank for a value from
-    another: by default as long as `octopipe launch --timeout` or `octopipe.initialize` say, else
-    600 seconds. Several processes compare their values before the first step, and a sum of the
-    batch every `compare_values` steps; 0: never.
-    `shared` names the leaves of the batch without rows, `rows` those with rows (then all others
-    are shared), by path or its beginning (`shared=("class_weights",)`), or by number
-    in a batch that is a tuple. `aux` says how values of
-    microbatches join, one rule or one per path: `aux={"load": "sum", "logits": "rows"}`; rules
-    are sum, mean, max, min, all, any, first, last, rows. `weight`, a function of a batch, gives
-    the weight of a microbatch in what the analysis of rows cannot see. `strict` makes an error of
-    its warning. See docs/exactness.md. `reduction` is deprecated: sums and means are told apart.
-    `keep_memory`: on CPU with glibc the whole process keeps freed memory for later steps, which
-    makes them up to a third faster, and never becomes smaller again; see
-    `octojax.executor.kept_memory`. False leaves the allocator as it is.
-    `passes` say how the plan is lowered: text such as "split,transfers,join,reorder,ownership", or
-    a list of such text, `octojax.passes`, and callables of one's own that take a plan and return
-    one. Without, they are those of `octojax.passes.pipeline.DEFAULT`; a table with SEND and RECV is
-    run in the order in which it is written.
-    `compiler_options` go to XLA for every stage program, as those of `jax.jit` do.
-    `param_specs` say how parameters lie on a rank's devices, beyond what the model's metadata and
-    its arrays say: a tree of `PartitionSpec`s whose paths begin those of the parameters, or a
-    function of path and shape; see docs/meshes.md. `zero` spreads over the data axis: 1 the
-    optimizer's moments, 3 the parameters between steps, too.
+    What is run and where:
+
+    * `microbatches`: how many the batch is cut into; `axis`: the mesh's pipeline axis.
+    * `schedule`: a name (`octopipe schedules` lists them), a table, the path of a CSV table, or
+      "auto": the plan is tuned for `tune_seconds` on `profile`, by default measured here, with
+      `seed`. `schedule_options` are those of a named schedule, `chunks` its stages per rank.
+    * `plan`: partition, placement and schedule in one, such as `Plan.load` reads.
+    * `partition`: layers per stage, or the name of a partitioner: "balanced" (the default),
+      "uniform", "alpa", ... (`octojax.partitioners`), which sees `profile`, or operations where
+      none is given.
+    * `placement`: the rank of every stage, such as `(0, 1, 1, 0, 2, 3, 3, 2)`: a named schedule
+      is laid out for it.
+    * `recompute`: for every stage, or for all, whether its forward is run again instead of stored.
+    * `param_specs`: how parameters lie on a rank's devices, beyond what the model's metadata and
+      its arrays say: a tree of `PartitionSpec`s whose paths begin those of the parameters, or a
+      function of path and shape; see docs/meshes.md.
+    * `zero` spreads over the data axis: 1 the optimizer's moments, 3 the parameters between steps,
+      too.
+
+    What the loss means (docs/exactness.md):
+
+    * `shared` names the leaves of the batch without rows, `rows` those with rows (then all others
+      are shared), by path or its beginning (`shared=("class_weights",)`), or by number in a batch
+      that is a tuple.
+    * `aux`: how values of microbatches join, one rule or one per path:
+      `aux={"load": "sum", "logits": "rows"}`; rules are sum, mean, max, min, all, any, first,
+      last, rows.
+    * `weight`: a function of a batch, the weight of a microbatch in what the analysis of rows
+      cannot see. `strict` makes an error of its warning.
+    * `reduction` is deprecated: sums and means are told apart.
+
+    How it runs:
+
+    * `transport`: "auto", "device_put" or "ppermute".
+    * `passes`: how the plan is lowered: text such as "split,transfers,join,reorder,ownership", or
+      a list of such text, `octojax.passes`, and callables of one's own that take a plan and
+      return one. Without, they are those of `octojax.passes.pipeline.DEFAULT`; a table with SEND
+      and RECV is run in the order in which it is written.
+    * `compiler_options` go to XLA for every stage program, as those of `jax.jit` do.
+    * `timeout_s` bounds every wait in a step, such as that of a rank for a value from another: by
+      default as long as `octopipe launch --timeout` or `octopipe.initialize` say, else 600 seconds.
+    * `compare_values`: several processes compare their values before the first step, and a sum of
+      the batch every so many steps; 0: never.
+    * `keep_memory`: on CPU with glibc the whole process keeps freed memory for later steps, which
+      makes them up to a third faster, and never becomes smaller again; see
+      `octojax.executor.kept_memory`. False leaves the allocator as it is.
+    * `progress`: show it while plans are searched and programs compiled.
     """
 
     microbatches: int | None = None

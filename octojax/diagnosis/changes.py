@@ -12,6 +12,7 @@ from typing import Any
 
 from octojax.ir import Kind, LayerCost, Machine, Plan, Profile, Schedule
 from octojax.simulate.costs import StageCosts
+from octojax.simulate.table import Table
 
 QUICKER = 0.9
 """Layers and ranks that are quicker take this share of their time."""
@@ -64,25 +65,26 @@ class Change:
         }
 
 
-def makespan_s(plan: Plan, profile: Profile) -> float:
+def makespan_s(plan: Plan, profile: Profile, table: Table | None = None) -> float:
     """Returns what `simulate(plan, profile)` says, without the rest of the timeline.
 
-    The plan is complete and cannot deadlock, which the caller has checked.
+    The plan is complete and cannot deadlock, which the caller has checked. `table` is the plan's,
+    for callers with many profiles of one plan.
     """
     from octojax.simulate.evaluation import evaluate
     from octojax.simulate.links import Links
-    from octojax.simulate.table import Table
 
     costs = StageCosts.of(profile, plan.partition, plan.recompute)
     links = Links.of(profile.machine, plan.num_ranks)
-    return evaluate(Table.of(plan), costs, links, with_memory=False).makespan_s
+    return evaluate(table or Table.of(plan), costs, links, with_memory=False).makespan_s
 
 
 def same_plan(plan: Plan, profile: Profile) -> Iterator[Change]:
     """Yields every change under which the plan can stay as it is, simulated."""
-    base_s = makespan_s(plan, profile)
+    table = Table.of(plan)
+    base_s = makespan_s(plan, profile, table)
     for sort, what, edit, changed_plan, changed_profile in _variants(plan, profile):
-        took_s = makespan_s(changed_plan, changed_profile)
+        took_s = makespan_s(changed_plan, changed_profile, table if changed_plan is plan else None)
         yield Change(sort, what, "same plan", changed_plan, changed_profile, took_s, base_s, edit)
 
 

@@ -159,6 +159,16 @@ def _method(change: Change) -> str:
     return f" [{change.method}{most}]"
 
 
+def _no_better(change: Change, changes: tuple[Change, ...]) -> bool:
+    """Whether more memory saves no more than the same effort does without it."""
+    return change.sort == "memory" and any(
+        c.sort in ("order", "search")
+        and c.method == change.method
+        and change.saved_share - c.saved_share < LEAST
+        for c in changes
+    )
+
+
 def selected(changes: tuple[Change, ...], heaviest: int) -> tuple[list[Change], list[str]]:
     """Returns the changes worth a line, few of each sort, and in words those that save nothing.
 
@@ -171,7 +181,7 @@ def selected(changes: tuple[Change, ...], heaviest: int) -> tuple[list[Change], 
         always = change.sort == "layer" and dict(change.edit)["layers"] == [heaviest]
         rare = change.sort not in _PER_SORT
         room = counts.get(change.sort, 0) < _PER_SORT.get(change.sort, 0)
-        if change.saved_share < LEAST:
+        if change.saved_share < LEAST or _no_better(change, changes):
             useless += [change.what] if always or rare else []
         elif always or (len(worth) < MOST_CHANGES and (rare or room)):
             counts[change.sort] = counts.get(change.sort, 0) + (not always)

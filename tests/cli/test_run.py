@@ -38,6 +38,7 @@ def target(tmp_path, monkeypatch) -> str:
 
 def test_a_recorded_run_draws_measured_above_simulated(target, tmp_path):
     arguments = ["run", target, "--record", "--steps", "2", "--microbatches", "3", "-o", "t.json"]
+    arguments += ["--html", "t.html"]
     found = CliRunner().invoke(build(), arguments)
     assert found.exit_code == 0, found.output
     assert found.output.index("measured: ") < found.output.index("simulated: ")
@@ -46,6 +47,9 @@ def test_a_recorded_run_draws_measured_above_simulated(target, tmp_path):
     timeline = load_timeline(tmp_path / "t.json")
     assert len(timeline.actions) == 2 * 2 * 3
     assert len(timeline.transfers) == 2 * 3
+    page = (tmp_path / "t.html").read_text(encoding="utf-8")
+    assert "measured" in page
+    assert "simulated" in page
 
 
 @pytest.mark.slow
