@@ -114,22 +114,35 @@ class ReadLeaves:
             )
 
     def place(self, parts: Sequence[Part]) -> list[jax.Array]:
-        return [self._part(part) for part in parts]
+        names, avals = self.expected.names, self.expected.avals
+        return [slices_of(self.read(names[p.leaf]), avals[p.leaf], p) for p in parts]
 
-    def _part(self, part: Part) -> jax.Array:
-        name, kept = self.expected.names[part.leaf], stored(self.expected.avals[part.leaf])
-        source = self.read(name)
-        shape = kept.shape if part.row is None else kept.shape[1:]
-        slices: dict[str, np.ndarray] = {}  # devices that hold the same read it once
 
-        def read(index: Any) -> np.ndarray:
-            key = str(index)
-            if key not in slices:
-                at = index if part.row is None else (part.row, *index)
-                slices[key] = np.array(source[at], kept.dtype)
-            return slices[key]
+@dataclass(frozen=True)
+class StoredLeaves:
+    """Leaves that are at hand in slices, such as those of a checkpoint."""
 
-        return jax.make_array_from_callback(shape, part.where, read)
+    leaves: Sequence[Sliceable]
+    avals: Sequence[Any]
+
+    def place(self, parts: Sequence[Part]) -> list[jax.Array]:
+        return [slices_of(self.leaves[p.leaf], self.avals[p.leaf], p) for p in parts]
+
+
+def slices_of(source: Sliceable, aval: Any, part: Part) -> jax.Array:
+    """Returns a part of a leaf, of which every device's slice is read by itself."""
+    kept = stored(aval)
+    shape = kept.shape if part.row is None else kept.shape[1:]
+    slices: dict[str, np.ndarray] = {}  # devices that hold the same read it once
+
+    def read(index: Any) -> np.ndarray:
+        key = str(index)
+        if key not in slices:
+            at = index if part.row is None else (part.row, *index)
+            slices[key] = np.array(source[at], kept.dtype)
+        return slices[key]
+
+    return jax.make_array_from_callback(shape, part.where, read)
 
 
 @dataclass(frozen=True)

@@ -480,10 +480,17 @@ class PipelinedLoss:
 
     def place(self, source: LeafSource) -> Held:
         """Returns parameters and module state on the devices of their ranks."""
-        return self.calls.run(lambda: self._place(source), "the placement of parameters")
+        return self.calls.run(
+            lambda: self.with_copies(self.placed(source)), "the placement of parameters"
+        )
 
-    def _place(self, source: LeafSource) -> Held:
-        """Asks for every part that a rank of this process keeps, and for no other."""
+    def with_copies(self, held: Held) -> Held:
+        """Returns `held` with what its ranks keep of others' parameters. All processes call it."""
+        return replace(held, copies=self.copies(held.units))
+
+    def placed(self, source: LeafSource) -> Held:
+        """Returns every part that a rank of this process keeps, but for copies: see
+        `with_copies`. No other part is asked for."""
         ranks, here = self.mesh.ranks, self.mesh.local_ranks
         first = len(self.staged.traced.params)  # of the leaves of state, in `source`
         owned = [u for u, owner in enumerate(self.owners) if owner in here]
@@ -514,7 +521,12 @@ class PipelinedLoss:
             units[u] = next(values)
         held_state = {leaf.index: next(values) for leaf in carried}
         counters = tuple(tuple(next(values) for _ in self._model.count_reads) for _ in here)
-        return Held(tuple(units), self.copies(units), held_state, counters)
+        return Held(tuple(units), (), held_state, counters)
+
+    @property
+    def count_reads(self) -> tuple[Ref, ...]:
+        """What the values of a state's `counters` are."""
+        return self._model.count_reads
 
     def _unit_part(self, unit: int, where: jax.sharding.Sharding) -> Part:
         return Part(self.staged.units[unit].leaf, self.staged.units[unit].index, where)

@@ -404,9 +404,7 @@ class TrainStep:
         """
 
         def work() -> TrainState:
-            params, module_state, opt_state, count = saving.restore(self, path)
-            held = self.loss.place(self.loss.source(params, module_state))
-            return self.renewed(held, opt_state, count)
+            return self.renewed(*saving.restore(self, path))
 
         with call("restore"):
             return self.loss.calls.run(work, "restore")

@@ -9,6 +9,7 @@ Nothing in them depends on ranks, partition or schedule. Without octojax, the tr
 is called `tree-` and eight digits once the checkpoint was overwritten. See docs/checkpoints.md.
 """
 
+from octojax.checkpoint.sharded import opened, save_shards
 from octojax.checkpoint.store import Checkpoint, check_writable, load, save
 
-__all__ = ["Checkpoint", "check_writable", "load", "save"]
+__all__ = ["Checkpoint", "check_writable", "load", "opened", "save", "save_shards"]

@@ -22,8 +22,11 @@ LOCK = "octojax.lock"
 TREE = re.compile(r"tree(-[0-9a-f]{8})?")
 """The names of folders of data in a checkpoint."""
 
+PART = re.compile(r"(process-\d+)?")
+"""The names of folders of one process's data in them; "" where one process has written all."""
+
 _ORBAX = re.compile(
-    r"(_METADATA|_CHECKPOINT_METADATA|_sharding|commit_success\.txt"
+    r"(process-\d+/)?(_METADATA|_CHECKPOINT_METADATA|_sharding|commit_success\.txt"
     r"|(array_metadatas|d|ocdbt\.process_\d+)/.*|manifest\.ocdbt.*)"
 )
 """The files that Orbax writes to a folder of its own."""
@@ -121,8 +124,14 @@ class Lock:
         for name in self.unfinished():
             if name != valid:
                 _remove_data(self.root / name)
-                for folder in self.root.glob(f"{name}.orbax-checkpoint-tmp*"):
+                unfinished = "*.orbax-checkpoint-tmp*"
+                for folder in (
+                    *self.root.glob(f"{name}.orbax-checkpoint-tmp*"),
+                    *(self.root / name).glob(f"process-{unfinished}"),
+                ):
                     shutil.rmtree(folder)
+                with contextlib.suppress(OSError):
+                    (self.root / name).rmdir()
         self.tidied = True
 
 

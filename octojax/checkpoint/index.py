@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from octojax.checkpoint.folder import TREE, sync_folder
-from octojax.checkpoint.leaves import Row
+from octojax.checkpoint.folder import PART, TREE, sync_folder
+from octojax.checkpoint.leaves import Piece, Row
 from octojax.errors import FormatError
 from octojax.ir.files import read_json
 from octojax.ir.plan import Plan
 
 NAME = "octojax.json"
-VERSION = 2
-"""Version 1 has no digests, and its data always in `tree`."""
+VERSION = 3
+"""Version 1 has no digests, and its data always in `tree`; only version 3 has pieces of leaves."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Index:
 def write_index(root: Path, index: Index) -> None:
     """Replaces the index of a checkpoint in one go: before, the old one is valid, then the new."""
     text: dict[str, Any] = {
-        "version": VERSION,
+        "version": VERSION if any(row.pieces for row in index.rows) else 2,
         "step": index.step,
         "plan": None if index.plan is None else index.plan.to_json(),
         "tree": index.tree,
@@ -124,7 +124,32 @@ def _row(text: Mapping[str, Any]) -> Row:
     key = text.get("key")
     if not (key is None or isinstance(key, str)):
         raise ValueError(f"key {key!r}")
-    return Row(name, shape, text["dtype"], _strings(text.get("at", name)), key)
+    pieces = tuple(piece_of(x, len(shape)) for x in text.get("pieces", ()))
+    return Row(name, shape, text["dtype"], _strings(text.get("at", name)), key, pieces)
+
+
+def piece_of(text: Mapping[str, Any], ndim: int) -> Piece:
+    """Returns a piece of a leaf of so many axes from its text. Raises `ValueError`."""
+    folder, start, shape = text["folder"], tuple(text["start"]), tuple(text["shape"])
+    axis = text.get("axis")
+    if not (isinstance(folder, str) and PART.fullmatch(folder)):
+        raise ValueError(f"piece in {folder!r}")
+    if len(start) != ndim or len(shape) != ndim or not all(map(_is_count, (*start, *shape))):
+        raise ValueError(f"piece at {list(start)} of shape {list(shape)}")
+    if not (axis is None or (_is_count(axis) and axis < ndim and shape[axis] == 1)):
+        raise ValueError(f"piece without axis {axis!r}")
+    return Piece(folder, _strings(text["at"]), start, shape, axis)
+
+
+def piece_text(piece: Piece) -> dict[str, Any]:
+    """Returns a piece as what the index has of it."""
+    text: dict[str, Any] = {
+        "folder": piece.folder,
+        "at": list(piece.at),
+        "start": list(piece.start),
+        "shape": list(piece.shape),
+    }
+    return text if piece.axis is None else {**text, "axis": piece.axis}
 
 
 def _row_text(row: Row) -> dict[str, Any]:
@@ -137,6 +162,8 @@ def _row_text(row: Row) -> dict[str, Any]:
         text["at"] = list(row.at)
     if row.key is not None:
         text["key"] = row.key
+    if row.pieces:
+        text["pieces"] = [piece_text(piece) for piece in row.pieces]
     return text
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from octojax.compat import is_key
+from octojax.compat import is_key, key_impl
 from octojax.errors import FormatError
 
 Words = tuple[str, ...]
@@ -16,18 +16,39 @@ _UNKNOWN_TO_THE_FORMAT = frozenset({"uint2", "uint4", "float8_e4m3"})  # of Tens
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A block of a leaf that is stored by itself: of `shape`, from index `start` on, at the path
+    `at` of the data of one process, in `folder` ("": those of a single process). The block has
+    length 1 along `axis`, and is stored without it; None: it is stored as it is."""
+
+    folder: str
+    at: Words
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    axis: int | None = None
+
+
+@dataclass(frozen=True)
 class Row:
     """What the index says of a leaf. `at` is its path in the tree: its name, unless another's
-    has the same text. `key` names the kind of PRNG whose keys these integers are."""
+    has the same text. `key` names the kind of PRNG whose keys these integers are. `pieces` are
+    empty where it is stored whole, by one process."""
 
     name: Words
     shape: tuple[int, ...]
     dtype: str
     at: Words
     key: str | None = None
+    pieces: tuple[Piece, ...] = ()
 
     def __str__(self) -> str:
         return ".".join(self.name)
+
+    @property
+    def stored(self) -> tuple[Piece, ...]:
+        """The pieces; of a leaf that is stored whole, the one that it is."""
+        whole = Piece("", self.at, (0,) * len(self.shape), self.shape)
+        return self.pieces or (whole,)
 
     @property
     def size(self) -> int:
@@ -58,7 +79,7 @@ def rows_of(trees: Mapping[str, Any]) -> dict[Row, np.ndarray]:
                 kind = type(leaf).__name__ if value is None else value.dtype
                 wrong.append(f"{'.'.join(name)} is of type {kind}")
                 continue
-            at = _unlike(name, places)
+            at = unlike(name, places)
             places.add(".".join(at))
             kind = str(jax.random.key_impl(leaf)) if _is_key(leaf) else None
             rows[Row(name, value.shape, str(value.dtype), at, kind)] = value
@@ -70,7 +91,15 @@ def rows_of(trees: Mapping[str, Any]) -> dict[Row, np.ndarray]:
     return rows
 
 
-def _unlike(name: Words, places: Iterable[str]) -> Words:
+def form_of(name: Words, aval: Any, at: Words | None = None) -> Row:
+    """Returns the row of a leaf of this shape and type; keys count as their integers."""
+    if not is_key(aval):
+        return Row(name, tuple(aval.shape), str(np.dtype(aval.dtype)), at or name)
+    data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    return Row(name, tuple(data.shape), str(data.dtype), at or name, key_impl(aval))
+
+
+def unlike(name: Words, places: Iterable[str]) -> Words:
     """The name, changed if its text is taken: Orbax joins words by dots, and `a.b` is a word."""
     at, count = name, 0
     while ".".join(at) in places:

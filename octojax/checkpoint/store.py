@@ -3,17 +3,17 @@
 import contextlib
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from octojax.checkpoint import folder
 from octojax.checkpoint.index import NAME, Index, read_index, write_index
-from octojax.checkpoint.leaves import Row, Words, fit, nested, rows_of, verified
+from octojax.checkpoint.leaves import Words, fit, nested, rows_of, verified
+from octojax.checkpoint.pieces import joined, places_of
 from octojax.errors import FormatError
 from octojax.ir.plan import Plan
 
@@ -60,23 +60,35 @@ def save(
     check_writable(root, overwrite)
     is_new = not root.exists()
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        with folder.sole_writer(root) as lock:
-            check_writable(root, overwrite)  # another process may have written it meanwhile
-            old = _tidy(lock, root)
-            new = "tree" if not os.path.lexists(root / "tree") else f"tree-{uuid.uuid4().hex[:8]}"
-            lock.note(new, old)
-            try:
-                _write(root / new, rows)
-                digests = folder.sync(root / new)
-                write_index(root, Index(int(step), plan, tuple(rows), new, digests))
-            finally:
-                with contextlib.suppress(OSError):  # the next save tries again
-                    _tidy(lock, root)
-    except Exception as error:
+        with unwritten(root):
+            root.mkdir(parents=True, exist_ok=True)
+            with folder.sole_writer(root) as lock:
+                check_writable(root, overwrite)  # another process may have written it meanwhile
+                old = tidied(lock, root)
+                taken = os.path.lexists(root / "tree")
+                new = f"tree-{uuid.uuid4().hex[:8]}" if taken else "tree"
+                lock.note(new, old)
+                try:
+                    values = {row.at: value for row, value in rows.items() if row.size}
+                    write_tree(root / new, values)
+                    digests = folder.sync(root / new)
+                    write_index(root, Index(int(step), plan, tuple(rows), new, digests))
+                finally:
+                    with contextlib.suppress(OSError):  # the next save tries again
+                        tidied(lock, root)
+    except Exception:
         if is_new:
             with contextlib.suppress(OSError):
                 root.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def unwritten(root: Path) -> Iterator[None]:
+    """Within it every error is an `OSError` that names the checkpoint, and what is left of it."""
+    try:
+        yield
+    except Exception as error:
         if isinstance(error, OSError) and str(root) in str(error):
             raise
         kept = ". The one that was there is as it was" if (root / NAME).exists() else ""
@@ -118,20 +130,25 @@ def load(
     of another shape or type than expected. `FileNotFoundError` without a checkpoint.
     """
     root = folder.local_folder(path)
-    index = _index(root)
-    try:
-        stored = _read(root, index)
-    except FormatError:
-        newer = _index(root)
-        if newer.tree == index.tree:
-            raise
-        index = newer  # it was overwritten meanwhile
-        stored = _read(root, index)
+    index, stored = read_newest(root, lambda index: _read(root, index))
     trees = {}
     for name, template in zip(_ROOTS, (params, opt_state, module_state), strict=True):
         mine = {key[1:]: x for key, x in stored.items() if key[0] == name}
         trees[name] = nested(mine) if template is None else fit(template, mine, root, name)
     return Checkpoint(**trees, step=index.step, plan=index.plan)
+
+
+def read_newest(root: Path, read: Callable[[Index], Any]) -> tuple[Index, Any]:
+    """Returns the index in `root` and what `read` makes of it; once more where the checkpoint is
+    overwritten meanwhile."""
+    index = _index(root)
+    try:
+        return index, read(index)
+    except FormatError:
+        newer = _index(root)
+        if newer.tree == index.tree:
+            raise
+        return newer, read(newer)
 
 
 def _index(root: Path) -> Index:
@@ -150,7 +167,7 @@ def _index(root: Path) -> Index:
     raise FileNotFoundError(f"no checkpoint: {why}")
 
 
-def _tidy(lock: folder.Lock, root: Path) -> str | None:
+def tidied(lock: folder.Lock, root: Path) -> str | None:
     """Removes what a writer left behind; returns the folder of data of the checkpoint in `root`.
 
     With an index that cannot be read nobody knows which data are the checkpoint's: all stay.
@@ -165,11 +182,11 @@ def _tidy(lock: folder.Lock, root: Path) -> str | None:
     return tree
 
 
-def _write(path: Path, rows: Mapping[Row, np.ndarray]) -> None:
+def write_tree(path: Path, values: Mapping[Words, Any]) -> None:
+    """Writes arrays by their paths with Orbax, which refuses those without elements."""
     import orbax.checkpoint as ocp
 
-    # Orbax refuses arrays without elements; the index knows their shape.
-    tree = nested({row.at: value for row, value in rows.items() if row.size}) or {}
+    tree = nested(values) or {}
     with _orbax() as writer, folder.plain_path(path) as place:
         writer.save(place, args=ocp.args.PyTreeSave(tree))
 
@@ -199,6 +216,9 @@ def _read(root: Path, index: Index) -> dict[Words, Any]:
     folder.verify(path, index.digests)
     if not path.is_dir():
         raise FormatError(f"{path} is missing, which {path.parent / NAME} names as its data")
+    if any(row.pieces for row in rows):
+        with places_of(path, rows) as places:
+            return joined(rows, places, path)
     try:
         with _orbax() as reader, folder.plain_path(path) as place:
             tree = reader.restore(place)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
+from octojax.compat import is_key, key_impl
 from octojax.update.layout import Rows
 from octojax.update.places import Places
 from octojax.update.plan import UpdatePlan
@@ -59,6 +60,44 @@ def scatter_state(plan: UpdatePlan, places: Places, tree: Any) -> OptState:
     )
 
 
+def read_state(plan: UpdatePlan, places: Places, leaves: Sequence[Any]) -> OptState:
+    """Returns what the ranks of this process keep of an optimizer state that is at hand in
+    slices: `leaves[i][index]` reads that of the i-th leaf (PRNG keys as integers)."""
+
+    def piece(k: int, rank: int) -> jax.Array:
+        leaf, aval = leaves[plan.state_pieces[k].leaf], piece_aval(plan, k)
+        where, prefix = places.of_state(plan, k, rank), _index_of(plan, k)
+        if is_key(aval):
+            values = jax.random.wrap_key_data(jnp.asarray(leaf[prefix]), impl=key_impl(aval))
+            return jax.device_put(values, where)
+        assert where is not None, "a rank of this process"
+        return jax.make_array_from_callback(
+            aval.shape, where, lambda index: np.array(leaf[_inside(prefix, index)], aval.dtype)
+        )
+
+    return tuple(
+        tuple(piece(k, rank) for k in plan.states_on(rank)) if rank in places.local_ranks else None
+        for rank in range(plan.num_ranks)
+    )
+
+
+def _inside(prefix: tuple[Any, ...], index: Any) -> tuple[Any, ...]:
+    """The index of a leaf that is `index` of the part of it that `prefix` takes."""
+    rest = list(index)
+    found: list[Any] = []
+    for entry in prefix:
+        if not isinstance(entry, slice):
+            found.append(entry)
+            continue
+        inner = rest.pop(0)
+        if entry == slice(None):
+            found.append(inner)
+        else:
+            first, last, _ = inner.indices(entry.stop - entry.start)
+            found.append(slice(entry.start + first, entry.start + last))
+    return (*found, *rest)
+
+
 def state_leaves(plan: UpdatePlan, tree: Any) -> list[Any]:
     """Returns the flat leaves of a whole optimizer state.
 
@@ -89,14 +128,20 @@ def piece_aval(plan: UpdatePlan, k: int) -> jax.ShapeDtypeStruct:
 
 
 def _piece(leaves: Sequence[Any], plan: UpdatePlan, k: int) -> Any:
+    leaf, index = leaves[plan.state_pieces[k].leaf], _index_of(plan, k)
+    return leaf[index] if index else leaf
+
+
+def _index_of(plan: UpdatePlan, k: int) -> tuple[Any, ...]:
+    """Which part of its leaf a piece is: () for all of it."""
     piece = plan.state_pieces[k]
-    leaf, layout = leaves[piece.leaf], plan.state_layouts[piece.leaf]
     if piece.row is None:
-        return leaf
+        return ()
+    layout = plan.state_layouts[piece.leaf]
     assert isinstance(layout, Rows), "a piece with a row"
     start = piece.row * layout.block
-    index = (slice(None),) * layout.axis
-    return leaf[(*index, piece.row if layout.block == 1 else slice(start, start + layout.block))]
+    own = piece.row if layout.block == 1 else slice(start, start + layout.block)
+    return (*(slice(None),) * layout.axis, own)
 
 
 def join_pieces(pieces: Sequence[Any], layout: Rows) -> jax.Array:

@@ -66,7 +66,7 @@ def test_damaged_data_of_version_1_are_told_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda index: {**index, "version": 3}, "version 3, .*newer one: upgrade"),
+        (lambda index: {**index, "version": 4}, "version 4, .*newer one: upgrade"),
         (lambda index: {**index, "version": "1"}, "version '1', but this octojax reads"),
         (lambda index: {**index, "version": True}, "version True"),
         (lambda index: [1], "is not the index of a checkpoint"),
