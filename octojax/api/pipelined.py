@@ -125,6 +125,7 @@ class PipelinedLoss:
         with self.mesh.in_force(named=self.under_mesh):
             lowered = self._plan(pure, batch, options, table, optimizer)
         self.trained = trained_units(self.staged)
+        self.optimizer = optimizer
         self.update: UpdatePlan | None = None
         if optimizer is not None:
             ranks = [max(0, owner) for owner in owners(lowered)]

@@ -21,13 +21,14 @@ from octojax.api.reference import per_microbatch, reference
 from octojax.api.rehearsal import Rehearsal, rehearse
 from octojax.api.report import StepReport, report
 from octojax.api.state_layout import check_alive
+from octojax.api.update_plan import update_of
 from octojax.errors import ExecutionError, NonFiniteError
 from octojax.executor.engine import Results
 from octojax.executor.recorded import Ledger, Recorder, timeline_of
 from octojax.executor.update import Update, values_of
 from octojax.frontends import adapt, is_constructor
 from octojax.ir import LayerGraph, LoweredPlan, Machine, Plan, Timeline
-from octojax.ir.exchange import end_rows
+from octojax.ir.exchange import end_rows, with_update
 from octojax.ir.shown import count, line, picture
 from octojax.processes import call
 from octojax.programs.recipe import stored
@@ -115,10 +116,12 @@ class TrainStep:
     def plan(self) -> Plan:
         return self.loss.plan
 
-    @property
+    @cached_property
     def lowered(self) -> LoweredPlan:
         """Everything that every rank executes in a step, in order; `print` it."""
-        return self.loss.lowered.plan
+        plan = self.loss.lowered.plan
+        own = self.update_plan is self.loss.update
+        return plan if own else with_update(plan, self.update_plan.update.outline)
 
     @property
     def layers(self) -> LayerGraph:
@@ -411,11 +414,13 @@ class TrainStep:
 
     # ------------------------------------------------------------------ the update
 
-    @property
+    @cached_property
     def update_plan(self) -> UpdatePlan:
         """The optimizer update as programs per rank, not compiled."""
-        assert self.loss.update is not None, "a training step has an optimizer"
-        return self.loss.update
+        loss = self.loss
+        if loss.update is not None and loss.optimizer is self.optimizer:
+            return loss.update
+        return update_of(self.optimizer, loss.staged, loss.owners, loss.mesh)
 
     @cached_property
     def places(self) -> Places:
@@ -431,11 +436,14 @@ class TrainStep:
         """The optimizer update, spread over the ranks."""
         loss, plan, engine = self.loss, self.update_plan, self.loss.trainer.engine
         where = tuple(r.replicated for r in loss.mesh.ranks)
+        crew = engine.crew("UP")
+        if plan is not loss.update:  # a loss that was compiled for another optimizer, or none
+            crew = engine.further_crew({**values_of(plan.update, where), **engine.copies})
         return Update(
             plan,
             self.places,
-            end_rows(loss.lowered.plan),
-            engine.crew("UP"),
+            end_rows(self.lowered),
+            crew,
             engine.further_crew(values_of(plan.init, where)),
             units=loss.trained,
             compiler_options=loss.options.compiler_options,

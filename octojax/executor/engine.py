@@ -310,9 +310,15 @@ class Engine:
         numbers = {t: k for k, t in enumerate(self.step.transfers)}
         return Crew(self.threads, self.transport, numbers, self.step.order_of(kinds))
 
+    @property
+    def copies(self) -> dict[Transfer, tuple[jax.ShapeDtypeStruct, ...]]:
+        """What each `P` transfer carries, as it lies at its target."""
+        pairs = zip(self.step.transfers, self._at_targets(), strict=True)
+        return {t: values for t, values in pairs if t.kind is Cargo.PARAMETERS}
+
     def further_crew(self, values: Mapping[Transfer, Sequence[jax.ShapeDtypeStruct]]) -> Crew:
-        """Returns who carries out what is no part of a step (an optimizer's first state), with a
-        transport of its own if there are transfers."""
+        """Returns who carries out what is no part of the compiled step (an optimizer's first
+        state), with a transport of its own if there are transfers."""
         assert self.threads is not None, "Engine.ready was not called"
         numbers = {transfer: k for k, transfer in enumerate(values)}
         transport = self.transport

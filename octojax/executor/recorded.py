@@ -125,21 +125,21 @@ class Recorder:
 
         def run(bound: Iterable[Bound], slots: list[Any]) -> None:
             sizes = [0 if value is None else value.nbytes for value in slots]
-            first, ticks, made = sum(sizes), [], []
-            for function, read, writes, frees in bound:
-                start = monotonic()
-                results = jax.block_until_ready(function(*read(slots)))
-                ticks.append((start, monotonic()))
+            made: list[int] = []
+
+            def weigh(writes: Sequence[int], results: Sequence[Any], frees: Sequence[int]) -> None:
                 change = 0
                 for slot, value in zip(writes, results, strict=False):
                     change += value.nbytes - sizes[slot]  # sums are added to in place
-                    slots[slot], sizes[slot] = value, value.nbytes
+                    sizes[slot] = value.nbytes
                 for slot in frees:
                     change -= sizes[slot]
-                    slots[slot], sizes[slot] = None, 0
+                    sizes[slot] = 0
                 made.append(change)
-            self.ticks[rank] = ticks
-            self.ledger.first_bytes[rank], self.ledger.made[rank] = first, made
+
+            self.ledger.first_bytes[rank] = sum(sizes)
+            self.ticks[rank] = run_recorded(bound, slots, monotonic, jax.block_until_ready, weigh)
+            self.ledger.made[rank] = made
 
         return run
 

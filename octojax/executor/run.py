@@ -115,10 +115,12 @@ def run_recorded(
     slots: list[Any],
     clock: Callable[[], float],
     wait: Callable[[Any], Any],
+    weigh: Callable[[Sequence[int], Sequence[Any], Sequence[int]], None] | None = None,
 ) -> list[tuple[float, float]]:
     """Like `run_rank`, and returns start and end of each instruction on `clock`.
 
-    `wait` blocks until results are there, so that the end is the end of the work.
+    `wait` blocks until results are there, so that the end is the end of the work. Then
+    `weigh(writes, results, frees)` may look at them.
     """
     spans = []
     for function, read, writes, frees in bound:
@@ -126,6 +128,8 @@ def run_recorded(
         results = function(*read(slots))
         wait(results)
         spans.append((start, clock()))
+        if weigh is not None:
+            weigh(writes, results, frees)
         for slot, value in zip(writes, results, strict=False):
             slots[slot] = value
         for slot in frees:

@@ -94,6 +94,12 @@ def test_updates_are_those_of_one_process():
     assert_all_equal(*run(2, "update"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "devices"), [(3, 1), (2, 2)])
+def test_an_update_goes_by_way_of_one_rank(processes, devices):
+    assert_all_equal(*run(processes, "update", devices=devices, timeout_s=60.0))
+
+
 def test_every_process_gets_the_timeline_of_all_ranks():
     assert_all_equal(*run(2, "recorded"))
 
