@@ -61,7 +61,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Work:
+class LayerOperations:
     """Operations of one layer's forward, and what must stay in memory, in bytes.
 
     `weighted` are contractions with weights, `other` contractions and loops without, `light`
@@ -90,12 +90,12 @@ def estimate(
     """The profile of a model's layers for one microbatch, by the cost model of this module."""
     layers = tuple(
         _cost(device, work, layer.kind, layer.output_bytes)
-        for layer, work in zip(layered.graph.layers, layer_work(layered))
+        for layer, work in zip(layered.graph.layers, layer_operations(layered))
     )
     return Profile(name, layers, machine or Machine(), ranks, microbatches)
 
 
-def _cost(device: Device, work: Work, kind: str, output_bytes: int) -> LayerCost:
+def _cost(device: Device, work: LayerOperations, kind: str, output_bytes: int) -> LayerCost:
     moved, params = work.moved_bytes, work.param_bytes
     forward = work.weighted + work.other + work.light
     input_grad = work.weighted + 2 * (work.other + work.light) + work.repeated
@@ -115,13 +115,15 @@ def _cost(device: Device, work: Work, kind: str, output_bytes: int) -> LayerCost
     )
 
 
-def layer_work(layered: LayeredLoss) -> tuple[Work, ...]:
+def layer_operations(layered: LayeredLoss) -> tuple[LayerOperations, ...]:
     """The work of every layer, counted from its equations."""
     bounds = layered.bounds
-    return tuple(_work(layered, layered.steps[start:stop]) for start, stop in pairwise(bounds))
+    return tuple(
+        _operations_of(layered, layered.steps[start:stop]) for start, stop in pairwise(bounds)
+    )
 
 
-def _work(layered: LayeredLoss, group: Sequence[int]) -> Work:
+def _operations_of(layered: LayeredLoss, group: Sequence[int]) -> LayerOperations:
     normal, depends = layered.normal, layered.depends
     eqns = [normal.flat.eqns[at] for at in group]
     heavy = [eqn for eqn in eqns if is_heavy(eqn)]
@@ -131,7 +133,7 @@ def _work(layered: LayeredLoss, group: Sequence[int]) -> Work:
     residuals = _residuals(eqns, depends)
     inputs = [eqn for eqn in heavy if _weighted(eqn, depends)]
     units = units_read(normal, depends, group)
-    return Work(
+    return LayerOperations(
         weighted=weighted,
         other=contractions - weighted,
         light=total - contractions,

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from octojax.costs import Device, estimate, layer_work
+from octojax.costs import Device, estimate, layer_operations
 from octojax.ir.profile import Machine, Profile
 from octojax.layers import LayeredLoss, find_layers
 from octojax.trace import trace_loss
@@ -21,7 +21,7 @@ def layered(name: str, min_layers: int = 1) -> LayeredLoss:
 
 
 def test_a_dense_layer_counts_its_product_once_forward_once_per_gradient() -> None:
-    first = layer_work(layered("toy"))[1]
+    first = layer_operations(layered("toy"))[1]
     assert first.weighted == 2 * B * D * D
     assert first.other == 0
     assert first.light == 2 * B * D  # bias and tanh
@@ -38,17 +38,17 @@ def test_a_dense_layer_counts_its_product_once_forward_once_per_gradient() -> No
 
 
 def test_attention_scores_have_no_weight_gradient() -> None:
-    attention = layer_work(layered("tied-lm"))[1]
+    attention = layer_operations(layered("tied-lm"))[1]
     assert attention.weighted == 4 * 2 * B * T * D * D
     assert attention.other == 2 * 2 * B * T * T * D
 
 
 def test_weights_inside_scan_cond_and_checkpoint_are_found() -> None:
-    recurrence = layer_work(layered("scan-time"))[1]
+    recurrence = layer_operations(layered("scan-time"))[1]
     assert recurrence.weighted == 2 * T * 2 * B * D * D
-    for work in layer_work(layered("cond")):
+    for work in layer_operations(layered("cond")):
         assert work.weighted == 2 * 2 * B * D * D  # the dearer branch has two products
-    block = layer_work(layered("checkpoint"))[1]
+    block = layer_operations(layered("checkpoint"))[1]
     assert block.weighted == (4 * D * D + 2 * 2 * D * D) * 2 * B * T
     assert block.repeated > block.weighted
 
@@ -59,7 +59,7 @@ def test_operations_agree_with_xla() -> None:
     batch = CASES["toy"]().batch(B)
     analysis = jax.jit(pure.fn).lower(pure.params, None, batch).compile().cost_analysis()
     analysis = analysis[0] if isinstance(analysis, list) else analysis
-    counted = sum(w.weighted + w.other for w in layer_work(found))
+    counted = sum(w.weighted + w.other for w in layer_operations(found))
     assert counted == pytest.approx(analysis["flops"], rel=0.15)
 
 
@@ -91,6 +91,6 @@ def test_a_device_needs_positive_rates() -> None:
 
 
 def test_parameterless_layers_have_no_weight_work() -> None:
-    work = layer_work(layered("parameterless"))[2]
+    work = layer_operations(layered("parameterless"))[2]
     assert (work.weighted, work.param_bytes, work.weight_residual_bytes) == (0, 0, 0)
     assert jnp.isfinite(work.light)

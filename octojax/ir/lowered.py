@@ -273,8 +273,8 @@ class LoweredPlan:
     def from_json(cls, data: Any, name: str = "lowered plan") -> "LoweredPlan":
         """Returns the lowered plan in parsed JSON. Raises `FormatError` naming the field."""
         if not isinstance(data, dict) or data.get("lowered") != VERSION:
-            found = data.get("lowered") if isinstance(data, dict) else type(data).__name__
-            raise FormatError(other_version(name, "lowered plan", found, VERSION))
+            version = data.get("lowered") if isinstance(data, dict) else type(data).__name__
+            raise FormatError(other_version(name, "lowered plan", version, VERSION))
         lines = data.get("ranks")
         if not isinstance(lines, list) or not all(isinstance(x, str) for x in lines):
             raise FormatError(f"{name}: 'ranks' must be a list of text, one line per rank")

@@ -58,30 +58,30 @@ class Crossings:
             value = makes(action)
             if value is not None:
                 maker[value] = (rank, action)
-        found = cls(wiring, maker, {}, {})
+        crossings = cls(wiring, maker, {}, {})
         for rank, _, action in schedule.actions():
-            value = found.takes(action)
+            value = crossings.takes(action)
             if value is None or value not in maker:
                 continue
             source, making = maker[value]
             if source != rank:
                 transfer = Transfer(source, rank, Cargo(value[0]), value[1], value[2])
-                found.bring[action] = found.take[making] = transfer
-        return found
+                crossings.bring[action] = crossings.take[making] = transfer
+        return crossings
 
     def needs(self, actions: tuple[Action, ...], together: bool) -> "Needs":
         """Returns what a unit of actions needs and leaves behind.
 
         Of those that run `together`, as an overlapped pair, none feeds another.
         """
-        made: list[Value] = []
+        results: list[Value] = []
         read: list[Value] = []
         for action in actions:
-            read += [v for v in self.reads(action) if together or v not in made]
+            read += [v for v in self.reads(action) if together or v not in results]
             value = makes(action)
-            made += [] if value is None else [value]
+            results += [] if value is None else [value]
         leaving = [self.take[action] for action in actions if action in self.take]
-        return Needs(tuple(read), tuple(made), tuple(leaving))
+        return Needs(tuple(read), tuple(results), tuple(leaving))
 
     def takes(self, action: Action) -> Value | None:
         """Returns the value of a neighbouring stage that an action is the first to read."""

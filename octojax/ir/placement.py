@@ -75,11 +75,11 @@ class Placement:
     @cached_property
     def ranks(self) -> tuple[tuple[int, ...], ...]:
         """The stages that each rank holds, ascending."""
-        held: list[list[int]] = [[] for _ in range(self.num_ranks)]
+        stages_by_rank: list[list[int]] = [[] for _ in range(self.num_ranks)]
         for stage, ranks in enumerate(self.stages):
             for rank in ranks:
-                held[rank].append(stage)
-        return tuple(map(tuple, held))
+                stages_by_rank[rank].append(stage)
+        return tuple(map(tuple, stages_by_rank))
 
     @property
     def replicated(self) -> bool:

@@ -119,9 +119,9 @@ class Plan:
         """Returns the plan that `str(plan)` wrote."""
         lines = text.strip("\n").split("\n")
         heads = ("plan", "partition", "placement", "recompute")
-        found = tuple(line.split(" ", 1)[0] for line in lines[:4])
-        if found != heads:
-            raise FormatError(f"a plan's text begins with lines {heads}, found {found}")
+        words = tuple(line.split(" ", 1)[0] for line in lines[:4])
+        if words != heads:
+            raise FormatError(f"a plan's text begins with lines {heads}, found {words}")
         name, partition, placement, recompute = (line.partition(" ")[2] for line in lines[:4])
         schedule = Schedule.parse("\n".join(lines[4:]))
         return cls(

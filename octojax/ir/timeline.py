@@ -143,11 +143,11 @@ class Timeline:
     @property
     def stalls_s(self) -> dict[tuple[int, str], float]:
         """How long each rank waited for each transfer between its actions, the longest first."""
-        found: dict[tuple[int, str], float] = defaultdict(float)
+        seconds: dict[tuple[int, str], float] = defaultdict(float)
         for gap in self.gaps:
             if gap.cause is Cause.TRANSFER and not gap.boundary:
-                found[gap.rank, gap.on] += gap.end_s - gap.start_s
-        return dict(sorted(found.items(), key=lambda stall: -stall[1]))
+                seconds[gap.rank, gap.on] += gap.end_s - gap.start_s
+        return dict(sorted(seconds.items(), key=lambda stall: -stall[1]))
 
     def to_json(self) -> dict[str, Any]:
         """The shape `octopipe simulate --json` prints."""

@@ -167,10 +167,10 @@ def _placed(table: Table, placement: tuple[tuple[int, ...], ...] | None) -> Iter
         if not action.kind.computes:
             continue
         if placement is not None and rank not in placement[action.stage]:
-            held = "+".join(map(str, placement[action.stage]))
+            homes = "+".join(map(str, placement[action.stage]))
             yield Fault(
                 f"{action} is misplaced: rank {rank} runs it, but stage {action.stage} "
-                f"is placed on rank {held}",
+                f"is placed on rank {homes}",
                 (rank, position),
             )
         cell = (action.stage, action.microbatch)

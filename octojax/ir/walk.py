@@ -200,12 +200,12 @@ class TableWalk:
 
     def stuck(self) -> tuple[Stuck, ...]:
         """Returns the ranks that did not finish, in rank order."""
-        found = []
+        stopped = []
         for rank, row in enumerate(self.plan.ranks):
             if self.head[rank] < len(row):
                 instruction = row[self.head[rank]]
-                found.append(Stuck(rank, self.head[rank], instruction.cell, self._lacks(rank)))
-        return tuple(found)
+                stopped.append(Stuck(rank, self.head[rank], instruction.cell, self._lacks(rank)))
+        return tuple(stopped)
 
     def _lacks(self, rank: int) -> str:
         instruction = self._next(rank)

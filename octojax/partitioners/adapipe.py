@@ -36,8 +36,8 @@ def adapipe(chain: Chain, stages: int, microbatches: int) -> Division:
             if saved is not None:
                 again = sum(chain.forward_s[i] for i in range(start, stop) if i not in saved)
                 times[stage, start, stop] = total[start, stop] + again
-    found = cut(times, None, stages, microbatches - 1)
-    if found is None:
+    best = cut(times, None, stages, microbatches - 1)
+    if best is None:
         state = max(chain.state_bytes)
         raise CapacityError(
             f"no partition of {n} layers into {stages} stages fits into "
@@ -45,7 +45,7 @@ def adapipe(chain: Chain, stages: int, microbatches: int) -> Division:
             f"all states are {sum(chain.state_bytes) / 2**30:.2f} GiB, the largest layer's "
             f"{state / 2**30:.2f} GiB. Use more ranks or more memory"
         )
-    partition, value = found
+    partition, value = best
     recompute = [False] * n
     for stage in range(stages):
         layers = partition.layers(stage)

@@ -70,8 +70,8 @@ def cut(
     maxima = sums if maxima is None else maxima
     best: tuple[float, Partition] | None = None
     limit = math.inf
-    while found := _least_sum(sums, maxima, stages, limit):
-        total, highest, partition = found
+    while candidate := _least_sum(sums, maxima, stages, limit):
+        total, highest, partition = candidate
         value = total + weight * highest
         if best is None or value < best[0] * (1 - TOLERANCE):
             best = value, partition
@@ -99,9 +99,9 @@ def least_maximum(maxima: Array, sums: Array, stages: int) -> tuple[Partition, f
     if not math.isfinite(least):
         return None
     squares = np.where(maxima <= least * (1 + TOLERANCE), sums**2, math.inf)
-    found = cut(squares, None, stages, 0.0)
-    assert found is not None, "the maximum just found has a partition"
-    return found[0], least
+    division = cut(squares, None, stages, 0.0)
+    assert division is not None, "the maximum just found has a partition"
+    return division[0], least
 
 
 @lru_cache(maxsize=256)

@@ -36,27 +36,27 @@ def metis(
     best: Division | None = None
     for order in _orders(speeds) if arrange else (tuple(range(stages)),):
         times = np.stack([total / speeds[rank] for rank in order])
-        found = cut(times, None, stages, microbatches - 1)
-        assert found is not None, "layers are at least as many as stages"
-        if best is None or found[1] < best.value_s * (1 - 1e-12):
-            best = Division(*found, order=order)
+        division = cut(times, None, stages, microbatches - 1)
+        assert division is not None, "layers are at least as many as stages"
+        if best is None or division[1] < best.value_s * (1 - 1e-12):
+            best = Division(*division, order=order)
     assert best is not None
     return best
 
 
 def _orders(speeds: tuple[float, ...]) -> Iterator[tuple[int, ...]]:
     """Yields arrangements of the ranks, one of each that differs in speeds, as given first."""
-    given = tuple(range(len(speeds)))
-    yield given
+    natural = tuple(range(len(speeds)))
+    yield natural
     distinct = math.factorial(len(speeds))
     for speed in set(speeds):
         distinct //= math.factorial(speeds.count(speed))
     if distinct > MOST_ORDERS:
-        fastest = sorted(given, key=lambda rank: -speeds[rank])
+        fastest = sorted(natural, key=lambda rank: -speeds[rank])
         yield tuple(fastest)
         yield tuple(reversed(fastest))
         return
-    yield from _distinct(speeds, given, ())
+    yield from _distinct(speeds, natural, ())
 
 
 def _distinct(

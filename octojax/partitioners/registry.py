@@ -21,13 +21,13 @@ ORDER = ("uniform", "balanced", "pipedream", "dapple", "alpa", "adapipe", "metis
 @cache
 def partitioners() -> Mapping[str, Partitioner]:
     """Returns every partitioner by name."""
-    found: dict[str, Partitioner] = {}
+    by_name: dict[str, Partitioner] = {}
     for module in pkgutil.iter_modules(octojax.partitioners.__path__):
         loaded = importlib.import_module(f"octojax.partitioners.{module.name}")
-        found |= {family.name: family for family in getattr(loaded, "FAMILIES", ())}
+        by_name |= {family.name: family for family in getattr(loaded, "FAMILIES", ())}
     rank = {name: i for i, name in enumerate(ORDER)}
-    names = sorted(found, key=lambda name: (rank.get(name, len(rank)), name))
-    return MappingProxyType({name: found[name] for name in names})
+    names = sorted(by_name, key=lambda name: (rank.get(name, len(rank)), name))
+    return MappingProxyType({name: by_name[name] for name in names})
 
 
 def divide(
@@ -48,8 +48,8 @@ def divide(
         raise ValueError(
             f"unknown partitioner {name!r}{_suggest(name, known)}. Known: {', '.join(known)}"
         )
-    found = known[name]
-    values = dict(found.options)
+    partitioner = known[name]
+    values = dict(partitioner.options)
     unknown = [option for option in options if option not in values]
     if unknown:
         raise ValueError(
@@ -58,7 +58,7 @@ def divide(
         )
     chain = Chain.of(costs)
     check_counts(chain.num_layers, stages, microbatches)
-    return found.divide(chain, stages, microbatches, **(values | options))
+    return partitioner.divide(chain, stages, microbatches, **(values | options))
 
 
 def partition(

@@ -73,9 +73,9 @@ class Pipeline:
         if passes is None:
             usual = BLOCKING if blocks(more.get("costs"), more.get("machine")) else DEFAULT
             passes = AS_WRITTEN if plan.schedule.has_transfers else usual
-        found = cls(parse_passes(passes), **more)
-        _check_order(found.passes, plan.schedule.has_transfers)
-        return found
+        pipeline = cls(parse_passes(passes), **more)
+        _check_order(pipeline.passes, plan.schedule.has_transfers)
+        return pipeline
 
     def run(self, plan: Plan, wiring: Wiring | None = None) -> LoweredPlan:
         """Returns what every rank executes; raises naming the pass that broke an invariant."""

@@ -103,15 +103,15 @@ def _default(plan: Plan) -> StageCosts:
 
 def _redundant(schedule: Schedule) -> set[int]:
     """Returns the stages whose every forward is followed at once by its own backward."""
-    found: dict[int, bool] = {}
+    redundant: dict[int, bool] = {}
     for items in schedule.ranks:
         for item, after in zip_longest(items, items[1:]):
             for action in actions_of(item):
                 if action.kind is Kind.FORWARD:
                     own = [Action(action.stage, kind, action.microbatch) for kind in _BACKWARD]
                     at_once = isinstance(item, Action) and after in own
-                    found[action.stage] = found.get(action.stage, True) and at_once
-    return {stage for stage, at_once in found.items() if at_once}
+                    redundant[action.stage] = redundant.get(action.stage, True) and at_once
+    return {stage for stage, at_once in redundant.items() if at_once}
 
 
 def _inserted(items: tuple[Item, ...], flags: tuple[bool, ...]) -> Iterator[Item]:
@@ -151,16 +151,16 @@ class _Judge:
     def bubbles(self, rows: Rows) -> list[tuple[int, int]]:
         """Returns the cells (rank, position) that wait, in the order of time."""
         times = _compiled().trace(self.table(rows), self.costs, self.links)
-        found, index = [], 0
+        gaps, index = [], 0
         for rank, row in enumerate(rows):
             end = 0.0
             for position in range(len(row)):
                 start = float(times.start_s[index])
                 if start > end:
-                    found.append((start, rank, position))
+                    gaps.append((start, rank, position))
                 end = float(times.end_s[index])
                 index += 1
-        return [(rank, position) for _, rank, position in sorted(found)]
+        return [(rank, position) for _, rank, position in sorted(gaps)]
 
 
 Move = Callable[[tuple[Item, ...], int], tuple[Item, ...] | None]
@@ -173,21 +173,21 @@ def _improved(rows: Rows, judge: _Judge, moves: tuple[Move, ...]) -> Rows:
     step of equal length is not worth the memory that moves take.
     """
     first = best = judge.value(rows)
-    found = rows
+    current = rows
     for _ in range(_ROUNDS):
         before = best
-        for rank, position in judge.bubbles(found):
+        for rank, position in judge.bubbles(current):
             for move in moves:
-                moved = move(found[rank], position)
+                moved = move(current[rank], position)
                 if moved is None:
                     continue
-                changed = (*found[:rank], moved, *found[rank + 1 :])
+                changed = (*current[:rank], moved, *current[rank + 1 :])
                 value = judge.value(changed)
                 if value < best:
-                    found, best = changed, value
+                    current, best = changed, value
         if not best < before:
             break
-    return found if best[0] < first[0] else rows
+    return current if best[0] < first[0] else rows
 
 
 def _earlier_recompute(row: tuple[Item, ...], gap: int) -> tuple[Item, ...] | None:

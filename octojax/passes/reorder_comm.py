@@ -112,8 +112,8 @@ class ReorderComm:
 
 def _as_made(order: OneOrder) -> LoweredPlan:
     """Every transfer right after its producer."""
-    made = sorted((order.producer(t), number, t) for number, t in enumerate(order.transfers))
-    return placed(order, [(slot, transfer) for slot, _, transfer in made])
+    places = sorted((order.producer(t), number, t) for number, t in enumerate(order.transfers))
+    return placed(order, [(slot, transfer) for slot, _, transfer in places])
 
 
 def placed(order: OneOrder, slots: list[tuple[int, Transfer]]) -> LoweredPlan:

@@ -3,7 +3,7 @@
 from octojax.ir.action import Action
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family
-from octojax.schedules.rows import backward, forward, schedule
+from octojax.schedules.row_shapes import backward, forward, schedule
 
 
 def chimera(ranks: int, microbatches: int, chunks: int) -> Schedule:

@@ -88,8 +88,8 @@ def table(rows: Iterable[Comparison]) -> str:
     columns = f"{'schedule':13}" + "  |  bubble  at I  at W " * len(sizes)
     lines = [head, columns, "-" * len(head)]
     lines += [
-        f"{name:13}" + "".join(f"  | {_cells(found[m]):<20}" for m in sizes)
-        for name, found in by_name.items()
+        f"{name:13}" + "".join(f"  | {_cells(entry[m]):<20}" for m in sizes)
+        for name, entry in by_name.items()
     ]
     notes = dict.fromkeys(row.refused for row in rows if row.refused)
     legend = (

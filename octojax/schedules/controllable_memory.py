@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from octojax.ir.action import Action, Kind
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family
-from octojax.schedules.rows import schedule
+from octojax.schedules.row_shapes import schedule
 from octojax.simulate.oracle import peak_live
 
 PERIOD = 6

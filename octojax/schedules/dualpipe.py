@@ -1,15 +1,11 @@
 """DualPipe and its cut-in-half form: pairs of a forward and a backward run as one."""
 
 from collections import deque
-from collections.abc import Callable
 
 from octojax.ir.action import Action, Item, Overlap
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family
-from octojax.schedules.rows import backward, forward, input_grad, schedule, weight_grad
-
-Work = Callable[[int], tuple[int, int]]
-"""Direction -> (stage, first microbatch) of what enters there."""
+from octojax.schedules.row_shapes import backward, forward, input_grad, schedule, weight_grad
 
 
 class _Row:

@@ -8,10 +8,10 @@ from octojax.ir.action import Action
 from octojax.ir.placement import Placement
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family, Option
-from octojax.schedules.given import on_ranks
 from octojax.schedules.options import limits as at_most
 from octojax.schedules.options import per_rank, ranks_of_stages, seconds
-from octojax.schedules.rows import backward, forward, schedule
+from octojax.schedules.row_shapes import backward, forward, schedule
+from octojax.schedules.user_placement import on_ranks
 
 
 def dynapipe(
@@ -41,14 +41,16 @@ def dynapipe(
     while min(backwards) < microbatches:
         had_forwards, had_backwards = tuple(forwards), tuple(backwards)
         moved = False
-        for rank, held in enumerate(held_by.ranks):
+        for rank, stages_here in enumerate(held_by.ranks):
             back = [
                 s
-                for s in held
+                for s in stages_here
                 if had_backwards[s] < (had_backwards[s + 1] if s + 1 < stages else had_forwards[s])
             ]
             ready = [
-                s for s in held if had_forwards[s] < (had_forwards[s - 1] if s else microbatches)
+                s
+                for s in stages_here
+                if had_forwards[s] < (had_forwards[s - 1] if s else microbatches)
             ]
             back.sort(key=lambda s: (had_backwards[s], -s))
             ready.sort(key=lambda s: (had_forwards[s], -s))

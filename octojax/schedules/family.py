@@ -134,9 +134,9 @@ class Family:
             )
         return chunks
 
-    def _read_options(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _read_options(self, asked: dict[str, Any]) -> dict[str, Any]:
         known = {option.name: option for option in self.options}
-        unknown = [name for name in given if name not in known]
+        unknown = [name for name in asked if name not in known]
         if unknown:
             raise ValueError(
                 f"{self.name} has no option {', '.join(map(repr, unknown))}"
@@ -144,7 +144,7 @@ class Family:
                 f"Its options: {', '.join(known) if known else 'none'}"
             )
         values = self.defaults
-        for name, value in given.items():
+        for name, value in asked.items():
             try:
                 values[name] = known[name].read(value)
             except (ValueError, TypeError) as error:
@@ -170,8 +170,8 @@ def _nearest(asked: int, allowed: Callable[[int], bool]) -> list[int]:
     """Returns the nearest allowed number below and above what was asked, nearest first."""
     below = next((n for n in range(asked - 1, 0, -1) if allowed(n)), None)
     above = next((n for n in range(asked + 1, asked + SEARCH_SPAN) if allowed(n)), None)
-    found = [n for n in (below, above) if n is not None]
-    return sorted(found, key=lambda n: (abs(n - asked), n))
+    sizes = [n for n in (below, above) if n is not None]
+    return sorted(sizes, key=lambda n: (abs(n - asked), n))
 
 
 def _offer(what: str, near: list[int]) -> str:

@@ -3,7 +3,7 @@
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family, Option
 from octojax.schedules.options import choice
-from octojax.schedules.rows import backward, forward, schedule
+from octojax.schedules.row_shapes import backward, forward, schedule
 
 
 def gpipe(ranks: int, microbatches: int, chunks: int, *, backward_order: str) -> Schedule:

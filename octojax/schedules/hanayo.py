@@ -5,7 +5,7 @@ from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family, Option
 from octojax.schedules.list_scheduler import ChainCosts, Policy, list_schedule
 from octojax.schedules.options import whole
-from octojax.schedules.rows import schedule
+from octojax.schedules.row_shapes import schedule
 
 
 def hanayo(ranks: int, microbatches: int, chunks: int, *, waves: int | None) -> Schedule:

@@ -6,7 +6,7 @@ from typing import Any
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family, Option
 from octojax.schedules.options import flag, whole
-from octojax.schedules.rows import (
+from octojax.schedules.row_shapes import (
     backward,
     forward,
     schedule,

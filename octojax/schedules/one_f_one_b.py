@@ -2,7 +2,7 @@
 
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family
-from octojax.schedules.rows import backward, forward, schedule, warm_steady_cool
+from octojax.schedules.row_shapes import backward, forward, schedule, warm_steady_cool
 
 
 def one_f_one_b(ranks: int, microbatches: int, chunks: int) -> Schedule:

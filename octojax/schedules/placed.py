@@ -13,7 +13,7 @@ from octojax.ir.placement import Placement
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family
 from octojax.schedules.list_scheduler import ChainCosts, Policy, list_schedule
-from octojax.schedules.rows import schedule
+from octojax.schedules.row_shapes import schedule
 
 
 def on_placement(
@@ -43,7 +43,7 @@ def on_placement(
             f"{family.name}: chunks={chunks} on {ranks} ranks are {chunks * ranks} stages, but "
             f"placement [{placement}] has {placement.num_stages}. Leave chunks out"
         )
-    double = [s for s, held in enumerate(placement.stages) if len(held) != 1]
+    double = [s for s, holders in enumerate(placement.stages) if len(holders) != 1]
     if double or family.bidirectional:
         raise ValueError(
             f"{family.name}: placement [{placement}] is none of its own ([{own}], or that with "
@@ -82,7 +82,7 @@ def _renaming(own: Placement, wanted: Placement) -> dict[int, int] | None:
         return None
     if own == wanted:
         return {rank: rank for rank in range(own.num_ranks)}
-    if any(len(held) != 1 for held in (*own.stages, *wanted.stages)):
+    if any(len(holders) != 1 for holders in (*own.stages, *wanted.stages)):
         return None
     plays: dict[int, int] = {}
     for (rank,), (role,) in zip(wanted.stages, own.stages, strict=True):

@@ -39,21 +39,21 @@ ORDER = (
 @cache
 def families() -> Mapping[str, Family]:
     """Returns every schedule by name, in `ORDER`."""
-    found: dict[str, Family] = {}
+    by_name: dict[str, Family] = {}
     for module in pkgutil.iter_modules(octojax.schedules.__path__):
         loaded = importlib.import_module(f"octojax.schedules.{module.name}")
-        found |= {family.name: family for family in getattr(loaded, "FAMILIES", ())}
+        by_name |= {family.name: family for family in getattr(loaded, "FAMILIES", ())}
     rank = {name: i for i, name in enumerate(ORDER)}
-    names = sorted(found, key=lambda name: (rank.get(name, len(rank)), name))
-    return MappingProxyType({name: found[name] for name in names})
+    names = sorted(by_name, key=lambda name: (rank.get(name, len(rank)), name))
+    return MappingProxyType({name: by_name[name] for name in names})
 
 
 def family(name: str) -> Family:
     """Returns the schedule of that name. Raises `ValueError` suggesting the nearest name."""
     known = families()
     aliases = {alias: f for f in known.values() for alias in f.aliases}
-    if found := known.get(name) or aliases.get(name):
-        return found
+    if entry := known.get(name) or aliases.get(name):
+        return entry
     raise ValueError(
         f"unknown schedule {name!r}{suggestion(name.lower(), known)}. Known: {', '.join(known)}"
     )
@@ -70,8 +70,8 @@ def generate(
     Raises `ValueError` on an unknown name or option (suggesting the nearest), and on sizes that
     the schedule's rule forbids (naming the nearest valid ones).
     """
-    found = family(name)
-    if options.get("placement") is None or "placement" in found.defaults:
-        return found.generate(ranks, microbatches, chunks, **options)
+    entry = family(name)
+    if options.get("placement") is None or "placement" in entry.defaults:
+        return entry.generate(ranks, microbatches, chunks, **options)
     placement = ranks_of_stages(options.pop("placement"))
-    return on_placement(found, placement, ranks, microbatches, chunks, **options)
+    return on_placement(entry, placement, ranks, microbatches, chunks, **options)

@@ -55,11 +55,11 @@ def shortest_repetend(blocks: Blocks, nodes: int = NODES) -> Repetend:
     Raises `ValueError` if a rank cannot even hold one microbatch of each of its stages.
     """
     placement = blocks.placement
-    for rank, held in enumerate(placement.ranks):
-        if len(held) > blocks.memory[rank]:
+    for rank, own in enumerate(placement.ranks):
+        if len(own) > blocks.memory[rank]:
             raise ValueError(
-                f"tessel: rank {rank} holds {len(held)} stages, so it needs memory for at least "
-                f"{len(held)} activations, and has {blocks.memory[rank]}. Raise memory"
+                f"tessel: rank {rank} holds {len(own)} stages, so it needs memory for at least "
+                f"{len(own)} activations, and has {blocks.memory[rank]}. Raise memory"
             )
     least = max(blocks.load(rank) for rank in range(placement.num_ranks))
     most = sum(blocks.forward) + sum(blocks.backward)
@@ -116,9 +116,9 @@ class _Search:
         """Whether each rank's live activations can stay within memory; B not placed ends now."""
         stages = self.blocks.num_stages
         begun = min(len(self.starts), stages)
-        for rank, held in enumerate(self.blocks.placement.ranks):
+        for rank, own in enumerate(self.blocks.placement.ranks):
             lives = []
-            for stage in held:
+            for stage in own:
                 if stage < begun:
                     place = 2 * stages - 1 - stage  # of its B in the chain
                     done = place < len(self.starts)

@@ -3,11 +3,11 @@
 from octojax.ir.action import Action, Kind
 from octojax.ir.placement import Placement
 from octojax.ir.schedule import Schedule
-from octojax.schedules import rows as make
+from octojax.schedules import row_shapes as make
 from octojax.schedules.family import Family, Option
-from octojax.schedules.given import on_ranks
 from octojax.schedules.options import limits, per_rank, ranks_of_stages
 from octojax.schedules.repetend import Blocks, Repetend, shortest_repetend
+from octojax.schedules.user_placement import on_ranks
 from octojax.simulate.oracle import peak_live
 
 

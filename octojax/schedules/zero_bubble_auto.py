@@ -8,7 +8,7 @@ from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family, Option
 from octojax.schedules.list_scheduler import ChainCosts, Layout, Policy, list_schedule, outcome_of
 from octojax.schedules.options import amount, limits, per_rank, per_stage, seconds
-from octojax.schedules.rows import schedule
+from octojax.schedules.row_shapes import schedule
 from octojax.schedules.zero_bubble_v import handcrafted
 
 COSTS = (

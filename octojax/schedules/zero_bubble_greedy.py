@@ -4,7 +4,7 @@ from octojax.ir.placement import Placement
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family
 from octojax.schedules.list_scheduler import ChainCosts, Policy, list_schedule
-from octojax.schedules.rows import schedule
+from octojax.schedules.row_shapes import schedule
 
 
 def zb_greedy(ranks: int, microbatches: int, chunks: int) -> Schedule:

@@ -2,7 +2,7 @@
 
 from octojax.ir.schedule import Schedule
 from octojax.schedules.family import Family
-from octojax.schedules.rows import (
+from octojax.schedules.row_shapes import (
     backward,
     forward,
     schedule,
@@ -17,14 +17,14 @@ def zero_bubble_h2(ranks: int, microbatches: int, chunks: int) -> Schedule:
     A rank holds k = min(2p-1, m) microbatches until W, whatever its place: W(j) comes after
     I(j+2r) (for m >= 2p-1), and the weight gradients that late ranks put off fill their drain.
     """
-    held = min(2 * ranks - 1, microbatches)
+    capacity = min(2 * ranks - 1, microbatches)
     order = range(microbatches)
     rows = []
     for r in range(ranks):
-        warmup = min(2 * (ranks - 1 - r), held - 1)
+        warmup = min(2 * (ranks - 1 - r), capacity - 1)
         forwards, backwards = [forward(r, i) for i in order], [backward(r, i) for i in order]
         row = warm_steady_cool(forwards, backwards, warmup)
-        rows.append(with_deferred_weights(row, delay=held - 1 - warmup))
+        rows.append(with_deferred_weights(row, delay=capacity - 1 - warmup))
     return schedule(rows)
 
 

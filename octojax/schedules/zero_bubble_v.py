@@ -2,7 +2,7 @@
 
 from octojax.ir.action import Action
 from octojax.ir.schedule import Schedule
-from octojax.schedules.rows import forward, input_grad, schedule, weight_grad
+from octojax.schedules.row_shapes import forward, input_grad, schedule, weight_grad
 
 
 class _Chunk:

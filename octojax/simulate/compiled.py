@@ -17,14 +17,14 @@ def compiled_timeline(
 ) -> Timeline:
     """Returns the timeline of a valid table whose items are those of `rows`."""
     times = trace(table, costs, links)
-    held = memory(table, costs, times, record=True)
+    levels = memory(table, costs, times, record=True)
     items = [item for rank in rows.ranks for item in rank]
     cells = zip(
         times.rank_of.tolist(), items, times.start_s.tolist(), times.end_s.tolist(), strict=True
     )
     traces = tuple(
-        tuple(zip(held.times_s[a:b].tolist(), held.levels_bytes[a:b].tolist(), strict=True))
-        for a, b in pairwise(held.bounds.tolist())
+        tuple(zip(levels.times_s[a:b].tolist(), levels.levels_bytes[a:b].tolist(), strict=True))
+        for a, b in pairwise(levels.bounds.tolist())
     )
     spans = [ActionSpan(*cell) for cell in cells]
     return timeline_of(rows, spans, _moves(table, costs, links, times), traces, free)

@@ -199,12 +199,12 @@ def losses_of(timeline: Timeline) -> tuple[Losses, ...]:
     for gap in timeline.gaps:
         if not gap.boundary:
             waits[gap.rank][gap.cause] += gap.end_s - gap.start_s
-    found = []
+    losses = []
     for rank, wait in zip(timeline.ranks, waits, strict=True):
         computation = wait[Cause.COMPUTATION]
         imbalance = min(computation, busiest_s - rank.busy_s)
         host = rank.bubble_s - rank.boundary_bubble_s - computation - wait[Cause.TRANSFER]
-        found.append(
+        losses.append(
             Losses(
                 rank.boundary_bubble_s,
                 imbalance,
@@ -213,4 +213,4 @@ def losses_of(timeline: Timeline) -> tuple[Losses, ...]:
                 max(0.0, host),
             )
         )
-    return tuple(found)
+    return tuple(losses)

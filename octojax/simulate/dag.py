@@ -108,8 +108,8 @@ def _add_data(graph: nx.DiGraph, meaning: Meaning) -> None:
                 delay = graph.nodes[str(item)]["duration_s"]
                 graph.add_edge(str(item), name, delay_s=delay, why="data")
                 if link in link_last:
-                    held = graph.nodes[link_last[link]]["occupied_s"]
-                    graph.add_edge(link_last[link], name, delay_s=held, why="link")
+                    link_s = graph.nodes[link_last[link]]["occupied_s"]
+                    graph.add_edge(link_last[link], name, delay_s=link_s, why="link")
                 link_last[link] = name
     for rank, row in enumerate(meaning.schedule.ranks):
         for item in row:
@@ -119,10 +119,10 @@ def _add_data(graph: nx.DiGraph, meaning: Meaning) -> None:
                     delay = graph.nodes[str(bring)]["duration_s"]
                     graph.add_edge(str(bring), str(item), delay_s=delay, why="data")
                 for value in meaning.crossings.reads(action):
-                    source, made = maker.get(value, (rank, item))
-                    if source == rank and made is not item:
-                        delay = graph.nodes[str(made)]["duration_s"]
-                        graph.add_edge(str(made), str(item), delay_s=delay, why="data")
+                    source, source_item = maker.get(value, (rank, item))
+                    if source == rank and source_item is not item:
+                        delay = graph.nodes[str(source_item)]["duration_s"]
+                        graph.add_edge(str(source_item), str(item), delay_s=delay, why="data")
 
 
 def _add_memory(graph: nx.DiGraph, meaning: Meaning) -> None:

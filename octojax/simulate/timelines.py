@@ -101,8 +101,8 @@ def memory_trace(
     meaning: Meaning, times: Times, placement: Placement, rank: int
 ) -> list[tuple[float, float]]:
     """Returns `(time_s, bytes)` after each change; all changes at one instant count as one."""
-    held = placement.ranks[rank]
-    level = float(sum(float(meaning.costs.state_bytes[stage]) for stage in held))
+    stages = placement.ranks[rank]
+    level = float(sum(float(meaning.costs.state_bytes[stage]) for stage in stages))
     changes: dict[float, float] = defaultdict(float)
     for begin, end, size in held_bytes(meaning, times, rank):
         if begin < end:

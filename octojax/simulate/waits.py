@@ -37,12 +37,12 @@ def gaps_of(
     for span in spans:
         rows[span.rank].append(span)
     last = max(spans, key=lambda s: s.end_s, default=None)
-    found: list[Gap] = []
+    gaps: list[Gap] = []
     for rank, row in enumerate(rows):
         end = 0.0
         for position, span in enumerate(row):
             if span.start_s > end:
-                found += [
+                gaps += [
                     Gap(rank, *piece, str(span.item), boundary=not position)
                     for piece in waits.pieces(rank, end, span)
                     if piece[1] > piece[0]
@@ -50,8 +50,8 @@ def gaps_of(
             end = max(end, span.end_s)
         if makespan_s > end and last is not None:
             piece = (end, makespan_s, Cause.COMPUTATION, str(last.item), last.rank)
-            found.append(Gap(rank, *piece, "", boundary=True))
-    return tuple(found)
+            gaps.append(Gap(rank, *piece, "", boundary=True))
+    return tuple(gaps)
 
 
 class _Asynchronous:
@@ -72,10 +72,10 @@ class _Asynchronous:
         if brought:
             late = max(brought, key=lambda t: t.end_s)
             maker = self.made[late.kind, late.stage, late.microbatch]
-            made = min(max(begin, maker.end_s), stop)
-            yield begin, made, Cause.COMPUTATION, str(maker.item), maker.rank
-            begin = min(max(made, late.end_s), stop)
-            yield made, begin, Cause.TRANSFER, late.name, late.source
+            ready_s = min(max(begin, maker.end_s), stop)
+            yield begin, ready_s, Cause.COMPUTATION, str(maker.item), maker.rank
+            begin = min(max(ready_s, late.end_s), stop)
+            yield ready_s, begin, Cause.TRANSFER, late.name, late.source
         yield begin, stop, Cause.HOST, "", rank
 
     def _inputs(self, rank: int, item: Item) -> Iterator[TransferSpan]:

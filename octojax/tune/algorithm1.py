@@ -45,18 +45,18 @@ def search_octopipe(
 ) -> None:
     """Improves `search` by Algorithm 1 until a limit is reached or nothing improves."""
     problem, rng = search.problem, np.random.default_rng(seed)
-    found = first_candidate(search)
-    seen = look(found, search)
-    found, seen = fitted(found, seen, search)
+    current = first_candidate(search)
+    seen = look(current, search)
+    current, seen = fitted(current, seen, search)
     stalled = 0
     while not search.finished():
         phase = choose(seen, problem, phases, stalled, rng if by_chance else None)
-        made = tuned(phase, found, seen, search, rng, overlap)
+        step = tuned(phase, current, seen, search, rng, overlap)
         search.iteration += 1
         search.counts[phase] += 1
-        if made is not None:
-            found, seen = made
-            search.offer_candidate(found, seen.makespan_s, phase)
+        if step is not None:
+            current, seen = step
+            search.offer_candidate(current, seen.makespan_s, phase)
             stalled = 0
         else:
             stalled += 1
@@ -98,7 +98,7 @@ def choose(
 
 def tuned(
     phase: str,
-    found: Candidate,
+    current: Candidate,
     seen: Account,
     search: Search,
     rng: np.random.Generator,
@@ -112,20 +112,20 @@ def tuned(
     start = seen.makespan_s
     while True:
         best: tuple[Candidate, Account] | None = None
-        for candidate in tries(phase, found, seen, search, rng, hide):
-            made = look(candidate, search)
-            if made.makespan_s < (best[1] if best else seen).makespan_s * (1 - 1e-9):
-                best = candidate, made
+        for candidate in tries(phase, current, seen, search, rng, hide):
+            outcome = look(candidate, search)
+            if outcome.makespan_s < (best[1] if best else seen).makespan_s * (1 - 1e-9):
+                best = candidate, outcome
         if best is None:
-            return (found, seen) if seen.makespan_s < start else None
-        found, seen = best
+            return (current, seen) if seen.makespan_s < start else None
+        current, seen = best
         if phase != "partition" or search.finished():
-            return found, seen
+            return current, seen
 
 
 def tries(
     phase: str,
-    found: Candidate,
+    current: Candidate,
     seen: Account,
     search: Search,
     rng: np.random.Generator,
@@ -134,12 +134,12 @@ def tries(
     """Yields the candidates that one phase measures in one round."""
     p = search.problem
     if phase == "partition":
-        yield from _sample(migrate(found, seen, p), TRIED, rng)
+        yield from _sample(migrate(current, seen, p), TRIED, rng)
     elif phase == "placement":
-        yield from _sample(disperse(found, seen, p), TRIED, rng)
-        yield from _sample(exchange(found, seen, p), TRIED, rng)
+        yield from _sample(disperse(current, seen, p), TRIED, rng)
+        yield from _sample(exchange(current, seen, p), TRIED, rng)
     else:
-        timed = _anchor(found, seen)
+        timed = _anchor(current, seen)
         yield from islice(advance(timed, seen, p, rng), TRIED)
         if hide:
             yield from islice(overlap(timed, seen, p, rng), TRIED)
@@ -155,38 +155,38 @@ def _sample(moves: Iterator[Candidate], many: int, rng: np.random.Generator) -> 
     return every[:head] + [every[i] for i in rest]
 
 
-def look(found: Candidate, search: Search) -> Account:
+def look(candidate: Candidate, search: Search) -> Account:
     """Returns the simulated account of a candidate; infinite makespan if it does not fit."""
     p = search.problem
-    makespan, rows, starts, _ = run(found, p, search.arrays)
+    makespan, rows, starts, _ = run(candidate, p, search.arrays)
     search.evaluations += 1
     if makespan == np.inf:
         none = np.zeros(p.ranks)
         return Account(makespan, rows[:0], starts[:0], starts[:0], none, none, none)
-    times = stage_arrays(*found.arrays[:5], *search.arrays[:7])[4]
+    times = stage_arrays(*candidate.arrays[:5], *search.arrays[:7])[4]
     ends = starts + times[rows[:, 1], rows[:, 2]]
     return account(makespan, rows, starts, ends, p.ranks)
 
 
-def _anchor(found: Candidate, seen: Account) -> Candidate:
+def _anchor(candidate: Candidate, seen: Account) -> Candidate:
     keys = anchored(
-        found.rank_L, found.cut_L, found.key_LKM, seen.rows, seen.starts, len(seen.rows)
+        candidate.rank_L, candidate.cut_L, candidate.key_LKM, seen.rows, seen.starts, len(seen.rows)
     )
-    return replace(found, key_LKM=keys)
+    return replace(candidate, key_LKM=keys)
 
 
-def fitted(found: Candidate, seen: Account, search: Search) -> tuple[Candidate, Account]:
+def fitted(candidate: Candidate, seen: Account, search: Search) -> tuple[Candidate, Account]:
     """Returns the candidate with W advanced and, if need be, stages recomputed until it fits.
 
     Later schedules advance W by themselves: a rank whose memory is full runs W before F.
     """
     if seen.makespan_s < np.inf:
-        search.offer_candidate(found, seen.makespan_s, "schedule")
-        return found, seen
-    made = found
-    for made in frugal(found):
-        seen = look(made, search)
+        search.offer_candidate(candidate, seen.makespan_s, "schedule")
+        return candidate, seen
+    lean = candidate
+    for lean in frugal(candidate):
+        seen = look(lean, search)
         if seen.makespan_s < np.inf:
-            search.offer_candidate(made, seen.makespan_s, "schedule")
+            search.offer_candidate(lean, seen.makespan_s, "schedule")
             break
-    return made, seen
+    return lean, seen

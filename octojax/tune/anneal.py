@@ -63,9 +63,9 @@ def anneal(
     best, kept = span, now
     for step in range(steps):
         heat = hot * (cold / hot) ** (step / steps)
-        dice = np.random.random()
+        draw = np.random.random()
         move = 0
-        while weights[move] < dice:
+        while weights[move] < draw:
             move += 1
         r, c, x, u, n, k = now
         if move <= 7 or move == EVEN_OUT:
@@ -86,22 +86,22 @@ def anneal(
             x, u = x.copy(), u.copy()
             _toggle(r, c, x if move == 10 else u)
         if move < 7 or move == EVEN_OUT:
-            hope = least_makespan(r, costs_4L, speed_P, host_s, microbatches)
-            if hope > span + 5 * heat:
+            bound = least_makespan(r, costs_4L, speed_P, host_s, microbatches)
+            if bound > span + 5 * heat:
                 continue
-        made, length, first_S, key_SKM = judged(
+        score, length, first_S, key_SKM = judged(
             r, c, x, u, n, k, costs_4L, bytes_4L, speed_P, latency_PP, s_per_byte_PP, host_s,
             capacity_P, microbatches, out_N4, start_N, peak_P,
             rounds, current, LATE_S if np.random.random() < 0.25 else 0.0,
         )  # fmt: skip
         counts[PHASE_OF_MOVE[move]] += 1
-        if made == np.inf:
+        if score == np.inf:
             continue
-        if made <= current or np.random.random() < np.exp((current - made) / heat):
+        if score <= current or np.random.random() < np.exp((current - score) / heat):
             if rounds > 0:
                 n = keys_of_layers(first_S, key_SKM, layers)
             now = (r, c, x, u, n, k)
-            current, span = made, length
+            current, span = score, length
             if span < best:
                 best, kept = span, now
     return best, kept, span, now, counts
@@ -178,8 +178,8 @@ def _even_out(r, c, x, u, costs_4L, speed_P):
     idle = _ranked(load_P, np.random.randint(third))
     busy = _ranked(load_P, ranks - 1 - np.random.randint(third))
     a = b = np.random.randint(layers)
-    dice = np.random.random()
-    if dice < 0.5:
+    draw = np.random.random()
+    if draw < 0.5:
         for turn in range(layers):
             b = (a + turn) % layers
             if b + 1 == layers or r[b] == r[b + 1]:
@@ -197,7 +197,7 @@ def _even_out(r, c, x, u, costs_4L, speed_P):
         while r[a] != busy:
             a = (a + 1) % layers
         b = -1
-        if dice > 0.7:
+        if draw > 0.7:
             nearest = np.inf
             for layer in range(layers):
                 more = work_L[a] - work_L[layer]
@@ -238,24 +238,24 @@ def _reprioritize(move, n, k, makespan):
     by = np.random.normal() * makespan * 0.2 * 10 ** (-3 * np.random.random())
     kind = np.random.randint(3)
     if move == 8:
-        dice = np.random.random()
-        if dice < 0.2:
+        draw = np.random.random()
+        if draw < 0.2:
             k[0] = 0.03 * makespan * np.random.random() ** 4
             return
-        first = 0 if dice < 0.6 else np.random.randint(microbatches)
+        first = 0 if draw < 0.6 else np.random.randint(microbatches)
         for m in range(first, microbatches):
-            share = (m + 1) / microbatches if dice < 0.4 else 1.0
+            share = (m + 1) / microbatches if draw < 0.4 else 1.0
             for layer in range(layers):
                 n[layer, kind, m] += by * share
         return
     a = np.random.randint(layers)
     b = layers if np.random.random() < 0.15 else min(layers, a + 1 + np.random.randint(6))
     first = np.random.randint(microbatches)
-    dice = np.random.random()
+    draw = np.random.random()
     last = first + 1
-    if dice < 0.2:
+    if draw < 0.2:
         first, last = 0, microbatches
-    elif dice < 0.5:
+    elif draw < 0.5:
         last = min(microbatches, first + 1 + np.random.randint(4))
     for layer in range(a, b):
         for m in range(first, last):

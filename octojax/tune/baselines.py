@@ -70,10 +70,10 @@ def published(problem: Problem, enough: Callable[[], bool] = lambda: False) -> I
                     return
                 costs = StageCosts.of(p.profile, partition)
                 for label, rows, known in compiled:
-                    made = evaluate(known, costs, links)
-                    if made.done == len(known.items):
+                    evaluation = evaluate(known, costs, links)
+                    if evaluation.done == len(known.items):
                         plan = Plan(partition, table.placement, rows, name=f"{label}/{how}")
-                        yield plan.name, plan, made
+                        yield plan.name, plan, evaluation
                 if name == "1f1b":
                     plan = Plan(partition, table.placement, split(table), name=f"1f1b-fill/{how}")
                     plan = fill(plan, problem)
@@ -127,7 +127,7 @@ def fill(plan: Plan, problem: Problem) -> Plan:
     ready: dict[Action, float] = {}
     clock, at = [0.0] * p.ranks, [0] * p.ranks
     waiting: list[list[Action]] = [[] for _ in range(p.ranks)]
-    made: list[list[Action]] = [[] for _ in range(p.ranks)]
+    table: list[list[Action]] = [[] for _ in range(p.ranks)]
     link: dict[tuple[int, int], float] = {}
     last = plan.num_stages - 1
 
@@ -157,13 +157,13 @@ def fill(plan: Plan, problem: Problem) -> Plan:
         host = p.host_cost_s * _transfers(action, r, home, last)
         end = start + sums[action.kind][action.stage] / p.speeds[r] + host
         clock[r] = end
-        made[r].append(action)
+        table[r].append(action)
         if is_w:
             continue
         if action.kind is Kind.INPUT_GRAD:
             waiting[r].append(replace(action, kind=Kind.WEIGHT_GRAD))
         _deliver(action, r, end, home, last, ready, link, bounds, problem)
-    return plan.with_schedule(Schedule(tuple(map(tuple, made))))
+    return plan.with_schedule(Schedule(tuple(map(tuple, table))))
 
 
 def _next(action: Action, last: int) -> Action | None:
@@ -210,9 +210,9 @@ def summary(measured: list[Measured], problem: Problem) -> tuple[dict[str, float
     def best(keep: Callable[[str], bool]) -> tuple[float, bool] | None:
         return min(
             (
-                (made.makespan_s, plan.placement.replicated)
-                for name, plan, made in measured
-                if keep(name) and fits(made, problem)
+                (evaluation.makespan_s, plan.placement.replicated)
+                for name, plan, evaluation in measured
+                if keep(name) and fits(evaluation, problem)
             ),
             default=None,
         )

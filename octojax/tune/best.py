@@ -146,9 +146,9 @@ def _race(
             jobs = []
             for w in range(WORKERS):
                 at = (turn + w) % len(field)
-                dice = (seed, turn, w)
+                seeds = (seed, turn, w)
                 warmth = degree(share, search.problem)
-                arguments = (field[at], search, weights, rounds, steps, warmth, dice)
+                arguments = (field[at], search, weights, rounds, steps, warmth, seeds)
                 jobs.append((at, pool.submit(_anneal, *arguments)))
             turn += WORKERS
             search.offer_proposed(at_once=binding)  # while the workers run
@@ -177,11 +177,11 @@ def settle(search: Search) -> bool:
     problem = search.problem
     if not is_small(problem, SETTLE_ASSIGNMENTS):
         return False
-    found = solve(problem, search.makespan_s, SETTLE_NODES)
-    search.evaluations += found.nodes
-    if found.plan is not None:
-        search.offer(found.plan, "schedule")
-    if found.proven and is_optimal(search, found):
+    exact = solve(problem, search.makespan_s, SETTLE_NODES)
+    search.evaluations += exact.nodes
+    if exact.plan is not None:
+        search.offer(exact.plan, "schedule")
+    if exact.proven and is_optimal(search, exact):
         search.stop = "optimal"
     return bool(search.stop)
 
@@ -193,10 +193,10 @@ def _runners(search: Search, phases: frozenset[str], starts: list[Candidate]) ->
     timed = sorted((t for t in timed if t[0] < np.inf), key=lambda t: t[0])
     search.evaluations += len(timed)
     if "schedule" in phases:
-        for at, (makespan, found) in enumerate(timed):
+        for at, (makespan, candidate) in enumerate(timed):
             if at >= HEATS[0].field and search.time_share > STARTS_SHARE:
                 break
-            timed[at] = justified(found, makespan, problem, search.arrays)
+            timed[at] = justified(candidate, makespan, problem, search.arrays)
     return [Runner(t, c, t, c) for t, c in sorted(timed, key=lambda t: t[0])]
 
 
@@ -271,9 +271,9 @@ def starts_for(search: Search, phases: frozenset[str], seed: int) -> list[Candid
     def enough() -> bool:
         return search.time_share > STARTS_SHARE
 
-    made = fixed_points(problem, phases, enough)
+    starts = fixed_points(problem, phases, enough)
     if phases >= {"partition", "placement"}:
-        made = starting_points(problem, seed, enough=enough) + made
+        starts = starting_points(problem, seed, enough=enough) + starts
     if "schedule" in phases and memory_may_bind(problem):
-        made += [less for found in [*made[:6], made[-1]] for less in frugal(found)]
-    return made
+        starts += [less for candidate in [*starts[:6], starts[-1]] for less in frugal(candidate)]
+    return starts

@@ -19,7 +19,7 @@ SAFETY = 1 - 1e-12
 
 
 @dataclass(frozen=True)
-class Bound:
+class LowerBound:
     """`seconds` holds for plans that keep every layer on one rank; `replicated_s` for those
     that hold stages on two ranks too. `parts` are the bounds whose maximum `seconds` is.
     """
@@ -34,7 +34,7 @@ class Bound:
         return max(self.parts, key=lambda part: part[1])[0]
 
 
-def lower_bound(problem: Problem) -> Bound:
+def lower_bound(problem: Problem) -> LowerBound:
     """Returns the bound of `docs/lower_bound.md` and its parts, in seconds."""
     parts = (
         ("critical path", critical_path_s(problem)),
@@ -48,7 +48,7 @@ def lower_bound(problem: Problem) -> Bound:
         float(problem.microbatches * problem.compute_s.sum() / problem.speeds.sum()),
     )
     best = max(value for _, value in parts)
-    return Bound(best * SAFETY, shared * SAFETY, parts)
+    return LowerBound(best * SAFETY, shared * SAFETY, parts)
 
 
 def critical_path_s(problem: Problem) -> float:

@@ -165,16 +165,16 @@ def is_possible(first_P, free_P):
 
 
 def evaluate(
-    found: Candidate, arrays: tuple, microbatches: int, out_N4: np.ndarray, start_N: np.ndarray,
+    candidate: Candidate, arrays: tuple, microbatches: int, out_N4: np.ndarray, start_N: np.ndarray,
     peak_P: np.ndarray,
 ) -> float:  # fmt: skip
     """Returns the makespan of a candidate in seconds, and fills the last three arguments as
     `list_schedule` does; infinity where it does not fit. `arrays` are `problem_arrays`.
     """
-    a = stage_arrays(*found.arrays[:5], *arrays[:7])
+    a = stage_arrays(*candidate.arrays[:5], *arrays[:7])
     if not is_possible(a[2], a[12]):
         return np.inf
-    patience_s = float(found.patience_s[0])
+    patience_s = float(candidate.patience_s[0])
     return list_schedule(
         *a[1:13], microbatches, patience_s, np.inf, FORWARD, out_N4, start_N, peak_P
     )
@@ -196,11 +196,11 @@ def anchored(rank_L, cut_L, key_LKM, out_N4, start_N, actions):
     when = np.zeros((stages + 1, 3, key_LKM.shape[2]))
     for n in range(actions):
         when[out_N4[n, 1], out_N4[n, 2], out_N4[n, 3]] = start_N[n]
-    made = key_LKM.copy()
+    keys = key_LKM.copy()
     for layer in range(layers):
         for m in range(key_LKM.shape[2]):
-            made[layer, 0, m] = when[stage_L[layer], 0, m] + 1e-9 * layer
-            made[layer, 1, m] = when[stage_L[layer], 1, m] - 1e-9 * layer
-            if made[layer, 2, m] > 0.5 * LATE_S:
-                made[layer, 2, m] = LATE_S + when[stage_L[layer], 2, m]
-    return made
+            keys[layer, 0, m] = when[stage_L[layer], 0, m] + 1e-9 * layer
+            keys[layer, 1, m] = when[stage_L[layer], 1, m] - 1e-9 * layer
+            if keys[layer, 2, m] > 0.5 * LATE_S:
+                keys[layer, 2, m] = LATE_S + when[stage_L[layer], 2, m]
+    return keys

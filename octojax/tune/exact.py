@@ -64,8 +64,8 @@ def solve(problem: Problem, upper_s: float = np.inf, nodes: int = NODES) -> Exac
         (least_makespan(r, arrays[0], p.speeds, p.host_cost_s, p.microbatches), tuple(r.tolist()))
         for r in assignments(p)
     )
-    for hope, ranks in ordered:
-        if hope >= best_s * (1 - 1e-12):
+    for bound, ranks in ordered:
+        if bound >= best_s * (1 - 1e-12):
             break
         if used >= nodes:
             return Exact(best, best_s, False, used)
@@ -90,7 +90,7 @@ def is_small(problem: Problem, assignments: int = ASSIGNMENTS) -> bool:
     return 3 * p.num_layers * p.microbatches <= LARGEST and p.ranks**p.num_layers <= assignments
 
 
-def is_optimal(search: Search, found: Exact) -> bool:
+def is_optimal(search: Search, exact: Exact) -> bool:
     """Whether a proven enumeration makes the best plan of `search` the optimum of all plans.
 
     The enumeration has one rank per stage and splits every backward; transfers that share a link
@@ -99,7 +99,7 @@ def is_optimal(search: Search, found: Exact) -> bool:
     p = search.problem
     once = search.plan is not None and not search.plan.placement.replicated
     fusing_pays = bool((p.backward_s < p.input_grad_s + p.weight_grad_s).any())
-    return once and not fusing_pays and search.makespan_s <= found.makespan_s * (1 + 1e-9)
+    return once and not fusing_pays and search.makespan_s <= exact.makespan_s * (1 + 1e-9)
 
 
 def assignments(problem: Problem) -> Iterator[np.ndarray]:
@@ -288,18 +288,18 @@ def search_exact(search: Search) -> None:
 
     Raises `CapacityError` if the optimum, which is sought without regard to memory, does not fit.
     """
-    found = solve(search.problem)
-    search.evaluations += found.nodes
+    exact = solve(search.problem)
+    search.evaluations += exact.nodes
     search.iteration += 1
     for phase in search.counts:
         search.counts[phase] += 1
-    if found.plan is not None and not search.offer(found.plan, "schedule"):
+    if exact.plan is not None and not search.offer(exact.plan, "schedule"):
         raise CapacityError(
             f"the exact method leaves memory out, and the optimum that it found "
-            f"({found.makespan_s * 1e3:.4g} ms) does not fit; method 'best' keeps to capacities"
+            f"({exact.makespan_s * 1e3:.4g} ms) does not fit; method 'best' keeps to capacities"
         )
-    if not found.proven:
+    if not exact.proven:
         search.stop = "nodes"
     else:
-        search.stop = "optimal" if is_optimal(search, found) else "enumerated"
+        search.stop = "optimal" if is_optimal(search, exact) else "enumerated"
     search.report("schedule")

@@ -33,20 +33,20 @@ plan in which more ranks end early has more room for the next change."""
 
 
 def justified(
-    found: Candidate, makespan_s: float, problem: Problem, arrays: tuple | None = None
+    candidate: Candidate, makespan_s: float, problem: Problem, arrays: tuple | None = None
 ) -> tuple[float, Candidate]:
     """Returns the better of a candidate and its justified forms, with its makespan."""
     layers, microbatches = problem.num_layers, problem.microbatches
     rows = np.zeros((3 * layers * microbatches, 4), np.int64)
     starts, peaks = np.zeros(len(rows)), np.zeros(problem.ranks)
     arrays = problem_arrays(problem) if arrays is None else arrays
-    best = makespan_s, found
+    best = makespan_s, candidate
     for late_s in (0.0, LATE_S):
-        arguments = (*found.arrays, *arrays, rows, starts, peaks, ROUNDS, np.inf, late_s)
+        arguments = (*candidate.arrays, *arrays, rows, starts, peaks, ROUNDS, np.inf, late_s)
         _, makespan, first_S, key_SKM = judged(*arguments)
         if makespan < best[0]:
             keys = keys_of_layers(first_S, key_SKM, layers)
-            best = makespan, replace(found, key_LKM=keys)
+            best = makespan, replace(candidate, key_LKM=keys)
     return best
 
 
@@ -121,10 +121,10 @@ def judged(
         )  # fmt: skip
         if span == np.inf:
             break
-        made = span + TAIL * _ends(out_N4, start_N, a[4], actions, speed_P.shape[0])
-        if made >= score * (1 - 1e-9):
+        other = span + TAIL * _ends(out_N4, start_N, a[4], actions, speed_P.shape[0])
+        if other >= score * (1 - 1e-9):
             break
-        score, makespan, best_SKM = made, span, key_SKM
+        score, makespan, best_SKM = other, span, key_SKM
     return score, makespan, a[0], best_SKM
 
 
@@ -148,12 +148,12 @@ def keys_of_layers(first_S, key_SKM, layers):
     The stage's keys read from these layers (`stage_arrays`) are the given ones to the bit: ties
     between stages break as they did in the schedule that was measured.
     """
-    made = np.empty((layers, 3, key_SKM.shape[2]))
+    key_LKM = np.empty((layers, 3, key_SKM.shape[2]))
     for s in range(key_SKM.shape[0]):
         first, last = first_S[s], first_S[s + 1] - 1
         for layer in range(first, last + 1):
             for m in range(key_SKM.shape[2]):
-                made[layer, 0, m] = key_SKM[s, 0, m] + 1e-9 * (layer - first)
-                made[layer, 1, m] = key_SKM[s, 1, m] + 1e-9 * (last - layer)
-                made[layer, 2, m] = key_SKM[s, 2, m]
-    return made
+                key_LKM[layer, 0, m] = key_SKM[s, 0, m] + 1e-9 * (layer - first)
+                key_LKM[layer, 1, m] = key_SKM[s, 1, m] + 1e-9 * (last - layer)
+                key_LKM[layer, 2, m] = key_SKM[s, 2, m]
+    return key_LKM

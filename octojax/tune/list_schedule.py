@@ -72,7 +72,7 @@ def list_schedule(
             ready[place_S[s], W] = 0.0
     if forward or fused_S[0]:
         ready[place_S[0], F if forward else I] = 0.0
-    clock, held = np.zeros(ranks), np.zeros(ranks)
+    clock, used_P = np.zeros(ranks), np.zeros(ranks)
     link = np.zeros((ranks, ranks))
     tight = np.zeros(ranks, np.bool_)  # whether memory could bind at all
     left = np.zeros(ranks)  # seconds of work that are not scheduled yet
@@ -80,12 +80,12 @@ def list_schedule(
     for s in range(stages):
         left[rank_S[s]] += M * (time_SK[s, F] + time_SK[s, I] + time_SK[s, W])
         total += (2 if fused_S[s] else 3) * M
-        held[rank_S[s]] += M * max(hold_f_S[s], hold_w_S[s]) + surge_S[s]
+        used_P[rank_S[s]] += M * max(hold_f_S[s], hold_w_S[s]) + surge_S[s]
     when = np.full(ranks, NEVER)
     choice = np.zeros(ranks, np.int64)  # 3 * place + kind
     for r in range(ranks):
-        tight[r] = forward and held[r] > free_P[r]
-        held[r] = peak_P[r] = 0.0
+        tight[r] = forward and used_P[r] > free_P[r]
+        used_P[r] = peak_P[r] = 0.0
     undecided, many = np.arange(ranks), ranks
     makespan = 0.0
     for n in range(total):
@@ -93,7 +93,7 @@ def list_schedule(
             r = undecided[i]
             room, rest, oldest = NEVER, 0.0, 0
             if tight[r]:
-                room = free_P[r] - held[r]
+                room = free_P[r] - used_P[r]
                 oldest, rest = _oldest(
                     first_P[r], first_P[r + 1], held_S, done, hold_f_S, hold_w_S, surge_S, M
                 )
@@ -125,13 +125,13 @@ def list_schedule(
         start_N[n] = begin
         end_SKM[s, k, d] = end
         if k == F:
-            held[r] += hold_f_S[s]
+            used_P[r] += hold_f_S[s]
         elif k == I:
-            peak_P[r] = max(peak_P[r], held[r] + surge_S[s])
-            held[r] += (0.0 if fused_S[s] else hold_w_S[s]) - hold_f_S[s]
+            peak_P[r] = max(peak_P[r], used_P[r] + surge_S[s])
+            used_P[r] += (0.0 if fused_S[s] else hold_w_S[s]) - hold_f_S[s]
         else:
-            held[r] -= hold_w_S[s]
-        peak_P[r] = max(peak_P[r], held[r])
+            used_P[r] -= hold_w_S[s]
+        peak_P[r] = max(peak_P[r], used_P[r])
         to, spot, also = s + toward if k == F else s - toward, -1, -1
         if k != W and 0 <= to < stages:
             spot = place_S[to]

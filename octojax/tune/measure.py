@@ -30,41 +30,41 @@ def fits(evaluation: Evaluation, problem: Problem) -> bool:
     return bool((evaluation.peak_bytes <= problem.capacity_bytes).all())
 
 
-def quick_makespan(found: Candidate, problem: Problem, arrays: tuple | None = None) -> float:
+def quick_makespan(candidate: Candidate, problem: Problem, arrays: tuple | None = None) -> float:
     """Returns the makespan the compiled list scheduler gives; infinity if memory forbids."""
-    return run(found, problem, arrays)[0]
+    return run(candidate, problem, arrays)[0]
 
 
 def run(
-    found: Candidate, problem: Problem, arrays: tuple | None = None
+    candidate: Candidate, problem: Problem, arrays: tuple | None = None
 ) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
     """Returns makespan, rows (rank, stage, kind, microbatch) in order of start, starts, peaks."""
     layers, microbatches = problem.num_layers, problem.microbatches
     rows = np.full((3 * layers * microbatches, 4), -1, np.int64)
     starts, peaks = np.zeros(len(rows)), np.zeros(problem.ranks)
     arrays = problem_arrays(problem) if arrays is None else arrays
-    makespan = compiled.evaluate(found, arrays, microbatches, rows, starts, peaks)
+    makespan = compiled.evaluate(candidate, arrays, microbatches, rows, starts, peaks)
     used = int((rows[:, 0] >= 0).sum())
     return float(makespan), rows[:used], starts[:used], peaks
 
 
 def to_plan(
-    found: Candidate, problem: Problem, arrays: tuple | None = None, name: str = "tuned"
+    candidate: Candidate, problem: Problem, arrays: tuple | None = None, name: str = "tuned"
 ) -> Plan:
     """Returns the plan that the list scheduler makes of a candidate.
 
     Raises `CapacityError` for a candidate that does not fit: its schedule would be cut short.
     """
-    makespan, rows, _, _ = run(found, problem, arrays)
+    makespan, rows, _, _ = run(candidate, problem, arrays)
     if makespan == np.inf:
         raise CapacityError("a candidate that does not fit into memory has no plan")
-    first, ranks = stages_of(found)
-    fused = found.fused_L[first[:-1]]
+    first, ranks = stages_of(candidate)
+    fused = candidate.fused_L[first[:-1]]
     table: list[list[Action]] = [[] for _ in range(problem.ranks)]
     for rank, stage, kind, microbatch in rows.tolist():
         what = Kind.BACKWARD if kind == 1 and fused[stage] else SPLIT[kind]
         table[rank].append(Action(stage, what, microbatch))
-    recompute = tuple(bool(x) for x in found.recompute_L[first[:-1]])
+    recompute = tuple(bool(x) for x in candidate.recompute_L[first[:-1]])
     return Plan(
         Partition(tuple(int(n) for n in np.diff(first))),
         Placement.of([int(r) for r in ranks], problem.ranks),
@@ -74,8 +74,8 @@ def to_plan(
     )
 
 
-def stages_of(found: Candidate) -> tuple[np.ndarray, np.ndarray]:
+def stages_of(candidate: Candidate) -> tuple[np.ndarray, np.ndarray]:
     """Returns where stages begin (and the number of layers), and the rank of each stage."""
-    begins = np.concatenate([[True], (np.diff(found.rank_L) != 0) | found.cut_L[1:]])
+    begins = np.concatenate([[True], (np.diff(candidate.rank_L) != 0) | candidate.cut_L[1:]])
     first = np.flatnonzero(begins)
-    return np.append(first, len(found.rank_L)), found.rank_L[first]
+    return np.append(first, len(candidate.rank_L)), candidate.rank_L[first]

@@ -17,17 +17,17 @@ def memory_may_bind(problem: Problem) -> bool:
     return bool(1.5 * share > p.capacity_bytes.min())
 
 
-def frugal(found: Candidate) -> Iterator[Candidate]:
+def frugal(candidate: Candidate) -> Iterator[Candidate]:
     """Yields forms of a candidate that hold less: W right after I; stages recomputed; and both
     in stages of one layer, whose residuals are rebuilt one layer at a time.
     """
-    early = found.key_LKM.copy()
+    early = candidate.key_LKM.copy()
     early[:, 2] = -LATE_S
-    none = np.zeros(len(found.rank_L), np.bool_)
-    yield replace(found, key_LKM=early)
-    yield replace(found, key_LKM=early, recompute_L=~none)
-    yield replace(found, key_LKM=early, recompute_L=~none, cut_L=~none)
-    yield replace(found, key_LKM=early, recompute_L=~none, fused_L=~none, cut_L=~none)
+    none = np.zeros(len(candidate.rank_L), np.bool_)
+    yield replace(candidate, key_LKM=early)
+    yield replace(candidate, key_LKM=early, recompute_L=~none)
+    yield replace(candidate, key_LKM=early, recompute_L=~none, cut_L=~none)
+    yield replace(candidate, key_LKM=early, recompute_L=~none, fused_L=~none, cut_L=~none)
 
 
 def spread(problem: Problem) -> np.ndarray:

@@ -57,64 +57,64 @@ def account(
     return Account(makespan_s, rows, starts, ends, busy, boundary, makespan_s - busy - boundary)
 
 
-def migrate(found: Candidate, seen: Account, problem: Problem) -> Iterator[Candidate]:
+def migrate(candidate: Candidate, seen: Account, problem: Problem) -> Iterator[Candidate]:
     """Yields candidates with a layer fewer on the most loaded rank: handed from neighbour to
     neighbour down to the least loaded rank, or put there directly.
     """
     most, least = int(seen.busy_s.argmax()), int(seen.busy_s.argmin())
-    rank_L = found.rank_L
+    rank_L = candidate.rank_L
     for layer in range(len(rank_L) - 1):
         for gives, takes in ((layer, layer + 1), (layer + 1, layer)):
             if rank_L[gives] == most and rank_L[takes] != most:
                 moved = rank_L.copy()
                 moved[gives] = rank_L[takes]
-                yield _moved(found, moved)
-    yield from _handed_on(found, most, least)
+                yield _moved(candidate, moved)
+    yield from _handed_on(candidate, most, least)
     for layer in np.flatnonzero(rank_L == most):
         moved = rank_L.copy()
         moved[layer] = least
-        yield _moved(found, moved)
+        yield _moved(candidate, moved)
 
 
-def _handed_on(found: Candidate, most: int, least: int) -> Iterator[Candidate]:
+def _handed_on(candidate: Candidate, most: int, least: int) -> Iterator[Candidate]:
     """Yields candidates in which every stage between two ranks passes one layer on."""
-    first, rank_S = stages_of(found)
+    first, rank_S = stages_of(candidate)
     for a in np.flatnonzero(rank_S == most):
         for b in np.flatnonzero(rank_S == least):
-            moved = found.rank_L.copy()
+            moved = candidate.rank_L.copy()
             if a < b:
                 for s in range(a, b):
                     moved[first[s + 1] - 1] = rank_S[s + 1]
             else:
                 for s in range(a, b, -1):
                     moved[first[s]] = rank_S[s - 1]
-            yield _moved(found, moved)
+            yield _moved(candidate, moved)
 
 
-def disperse(found: Candidate, seen: Account, problem: Problem) -> Iterator[Candidate]:
+def disperse(candidate: Candidate, seen: Account, problem: Problem) -> Iterator[Candidate]:
     """Yields candidates with one stage cut into single layers, dealt to ranks in turn; or
     every stage cut into as many pieces.
     """
-    first, rank_S = stages_of(found)
+    first, rank_S = stages_of(candidate)
     if len(rank_S) <= 2 * problem.ranks:
         for pieces in range(2, problem.num_layers // problem.ranks + 1):
             sizes = problem.balanced_sizes(pieces * problem.ranks)
             dealt = np.repeat(np.arange(len(sizes)) % problem.ranks, sizes)
             for row in FORMULAS[::2]:
-                yield replace(found, rank_L=dealt, key_LKM=by_formula(problem, row))
+                yield replace(candidate, rank_L=dealt, key_LKM=by_formula(problem, row))
     sizes = np.diff(first)
     work = np.add.reduceat(problem.compute_s, first[:-1])
     for stage in np.argsort(-work, kind="stable"):
         if sizes[stage] < 2:
             continue
         for turn in range(problem.ranks):
-            moved = found.rank_L.copy()
+            moved = candidate.rank_L.copy()
             for i, layer in enumerate(range(first[stage], first[stage + 1])):
                 moved[layer] = (turn + i) % problem.ranks
-            yield _moved(found, moved)
+            yield _moved(candidate, moved)
 
 
-def exchange(found: Candidate, seen: Account, problem: Problem) -> Iterator[Candidate]:
+def exchange(candidate: Candidate, seen: Account, problem: Problem) -> Iterator[Candidate]:
     """Yields candidates in which the rank with the longest bubbles gives a layer for a heavier
     one of another rank, those of the most similar load first.
     """
@@ -125,16 +125,16 @@ def exchange(found: Candidate, seen: Account, problem: Problem) -> Iterator[Cand
     )
     work = problem.compute_s
     for other in others:
-        for mine in np.flatnonzero(found.rank_L == idle):
-            for theirs in np.flatnonzero(found.rank_L == other):
+        for mine in np.flatnonzero(candidate.rank_L == idle):
+            for theirs in np.flatnonzero(candidate.rank_L == other):
                 if work[theirs] > work[mine]:
-                    moved = found.rank_L.copy()
+                    moved = candidate.rank_L.copy()
                     moved[mine], moved[theirs] = other, idle
-                    yield _moved(found, moved)
+                    yield _moved(candidate, moved)
 
 
 def advance(
-    found: Candidate, seen: Account, problem: Problem, rng: np.random.Generator
+    candidate: Candidate, seen: Account, problem: Problem, rng: np.random.Generator
 ) -> Iterator[Candidate]:
     """Yields candidates in which what follows a residual bubble is asked for earlier, on its
     rank and upstream, or a W before it later.
@@ -144,14 +144,14 @@ def advance(
         by = problem.compute_s.mean() * rng.exponential()
         if kind == 2:
             continue
-        layers = _upstream(found, stage, kind, int(rng.integers(1, 4)))
-        keys = found.key_LKM.copy()
+        layers = _upstream(candidate, stage, kind, int(rng.integers(1, 4)))
+        keys = candidate.key_LKM.copy()
         keys[layers, kind, microbatch] -= by
-        yield replace(found, key_LKM=keys)
+        yield replace(candidate, key_LKM=keys)
 
 
 def overlap(
-    found: Candidate, seen: Account, problem: Problem, rng: np.random.Generator
+    candidate: Candidate, seen: Account, problem: Problem, rng: np.random.Generator
 ) -> Iterator[Candidate]:
     """Yields candidates in which another stage's action is moved into a wait for a transfer."""
     for n in _waits(seen, rng):
@@ -164,15 +164,17 @@ def overlap(
         )[:4]
         for other in later:
             _, s, k, m = seen.rows[other].tolist()
-            keys = found.key_LKM.copy()
-            keys[_upstream(found, s, k, 1), k, m] -= 1.01 * (seen.starts[other] - seen.starts[n])
-            yield replace(found, key_LKM=keys)
+            keys = candidate.key_LKM.copy()
+            keys[_upstream(candidate, s, k, 1), k, m] -= 1.01 * (
+                seen.starts[other] - seen.starts[n]
+            )
+            yield replace(candidate, key_LKM=keys)
     waits = problem.latency_s.max() + problem.output_bytes.max() * problem.s_per_byte.max()
-    yield replace(found, patience_s=np.array([waits * rng.random() * 2]))
+    yield replace(candidate, patience_s=np.array([waits * rng.random() * 2]))
 
 
-def _moved(found: Candidate, rank_L: np.ndarray) -> Candidate:
-    return replace(found, rank_L=rank_L)
+def _moved(candidate: Candidate, rank_L: np.ndarray) -> Candidate:
+    return replace(candidate, rank_L=rank_L)
 
 
 def _waits(seen: Account, rng: np.random.Generator) -> list[int]:
@@ -188,9 +190,9 @@ def _waits(seen: Account, rng: np.random.Generator) -> list[int]:
     return [n for _, n in sorted(waits, reverse=True)[:8]]
 
 
-def _upstream(found: Candidate, stage: int, kind: int, stages: int) -> slice:
+def _upstream(candidate: Candidate, stage: int, kind: int, stages: int) -> slice:
     """Returns the layers of a stage and of those whose results it waits for."""
-    first, rank_S = stages_of(found)
+    first, rank_S = stages_of(candidate)
     last = len(rank_S)
     if kind == 0:
         return slice(first[max(0, stage - stages + 1)], first[stage + 1])

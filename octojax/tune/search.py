@@ -9,7 +9,7 @@ import numpy as np
 from octojax.errors import CapacityError
 from octojax.ir.plan import Plan
 from octojax.simulate.evaluation import Evaluation
-from octojax.tune.bound import Bound
+from octojax.tune.bound import LowerBound
 from octojax.tune.candidate import Candidate, problem_arrays
 from octojax.tune.measure import fits, measure, to_plan
 from octojax.tune.problem import Problem
@@ -45,11 +45,11 @@ class Search:
 
     problem: Problem
     limits: Limits
-    bound: Bound
+    bound: LowerBound
     progress: Callable[[Progress], None] | None = None
     clock: Callable[[], float] = time.perf_counter
     plan: Plan | None = None
-    made: Evaluation | None = None
+    evaluation: Evaluation | None = None
     iteration: int = 0
     evaluations: int = 0
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PHASES, 0))
@@ -68,7 +68,7 @@ class Search:
 
     @property
     def makespan_s(self) -> float:
-        return float("inf") if self.made is None else float(self.made.makespan_s)
+        return float("inf") if self.evaluation is None else float(self.evaluation.makespan_s)
 
     @property
     def bound_s(self) -> float:
@@ -105,43 +105,45 @@ class Search:
             self.stop = "seconds"
         return bool(self.stop)
 
-    def offer(self, plan: Plan, phase: str, made: Evaluation | None = None) -> bool:
+    def offer(self, plan: Plan, phase: str, evaluation: Evaluation | None = None) -> bool:
         """Takes the plan if it fits and beats the best so far; returns whether it did."""
-        made = measure(plan, self.problem) if made is None else made
-        if not fits(made, self.problem) or not made.makespan_s < self.makespan_s * (1 - 1e-12):
+        evaluation = measure(plan, self.problem) if evaluation is None else evaluation
+        if not fits(evaluation, self.problem) or not evaluation.makespan_s < self.makespan_s * (
+            1 - 1e-12
+        ):
             return False
-        self.plan, self.made = plan, made
+        self.plan, self.evaluation = plan, evaluation
         self.history.append((self.seconds, self.iteration, phase, self.makespan_s))
         return True
 
-    def offer_candidate(self, found: Candidate, makespan_s: float, phase: str) -> bool:
+    def offer_candidate(self, candidate: Candidate, makespan_s: float, phase: str) -> bool:
         """Takes a candidate's plan likewise. If transfer buffers push it over a rank's
         capacity, the search leaves that much room from now on.
         """
         if not makespan_s < self.makespan_s * (1 - 1e-12):
             return False
         try:
-            plan = to_plan(found, self.problem, self.arrays)
+            plan = to_plan(candidate, self.problem, self.arrays)
         except CapacityError:
             return False  # the room left has shrunk since it was found
-        made = measure(plan, self.problem)
-        over = np.maximum(0.0, made.peak_bytes - self.problem.capacity_bytes)
+        evaluation = measure(plan, self.problem)
+        over = np.maximum(0.0, evaluation.peak_bytes - self.problem.capacity_bytes)
         if over.any():
             self.slack = np.minimum(self.slack + over * 1.1, 0.5 * self.problem.capacity_bytes)
             self.arrays = problem_arrays(self.problem, self.problem.capacity_bytes - self.slack)
             return False
-        return self.offer(plan, phase, made)
+        return self.offer(plan, phase, evaluation)
 
-    def propose(self, found: Candidate, makespan_s: float, phase: str) -> None:
+    def propose(self, candidate: Candidate, makespan_s: float, phase: str) -> None:
         """Notes a candidate for `offer_proposed`, unless a better one is noted."""
         if makespan_s < min(self.makespan_s, self.proposed[0] if self.proposed else float("inf")):
-            self.proposed = makespan_s, found, phase
+            self.proposed = makespan_s, candidate, phase
 
     def offer_proposed(self, at_once: bool) -> None:
         """Offers the noted candidate: `at_once`, or where that is worth its time."""
         if self.proposed is None:
             return
-        makespan_s, found, phase = self.proposed
+        makespan_s, candidate, phase = self.proposed
         good = self.bound_s * (1 + max(1e-9, self.limits.target_gap or 0.0))
         if (
             at_once
@@ -149,7 +151,7 @@ class Search:
             or self.iteration % OFFER_ITERATIONS == 0
         ):
             self.proposed = None
-            self.offer_candidate(found, makespan_s, phase)
+            self.offer_candidate(candidate, makespan_s, phase)
 
     def report(self, phase: str) -> None:
         """Shows progress to whoever asked for it."""

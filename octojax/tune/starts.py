@@ -39,10 +39,10 @@ def starting_points(
     Sequences of ranks are tried until `enough()`, at least one.
     """
     arrays = problem_arrays(problem)
-    found = []
+    best = []
     steps = min(steps, 2000 * problem.num_layers)
     for order, growths in orders(problem):
-        if found and enough():
+        if best and enough():
             break
         cuts = [
             dealt(problem, order, growth, evenness, seed, steps)
@@ -53,14 +53,14 @@ def starting_points(
         known = published_orders(problem, order, enough)
         for sizes in {tuple(c.tolist()): c for c in cuts}.values():
             rank_L = np.repeat(np.array(order), sizes)
-            made = [
+            candidates = [
                 Candidate.of(rank_L, keys)
                 for keys in priorities(problem, tuple(sizes.tolist()), known)
             ]
-            timed = [(quick_makespan(c, problem, arrays), i, c) for i, c in enumerate(made)]
-            found.append(min(timed, key=lambda t: t[:2]))
-    found.sort(key=lambda t: t[0])
-    return [c for _, _, c in found]
+            timed = [(quick_makespan(c, problem, arrays), i, c) for i, c in enumerate(candidates)]
+            best.append(min(timed, key=lambda t: t[:2]))
+    best.sort(key=lambda t: t[0])
+    return [c for _, _, c in best]
 
 
 def priorities(
@@ -81,7 +81,7 @@ def published_orders(
     were made before `enough()`.
     """
     p, turns = problem, len(order) // problem.ranks
-    found = []
+    tables = []
     for name in ("1f1b", "interleaved", "zb-v", "dualpipe-v", "looped-bfs", "dynapipe"):
         if enough():
             break
@@ -89,9 +89,9 @@ def published_orders(
             table = generate(name, p.ranks, p.microbatches, turns)
         except ValueError:
             continue
-        if [held[0] for held in table.placement.stages] == order:
-            found.append(Published.of(name, table))
-    return found
+        if [holders[0] for holders in table.placement.stages] == order:
+            tables.append(Published.of(name, table))
+    return tables
 
 
 def orders(problem: Problem) -> list[tuple[list[int], tuple[float, ...]]]:
@@ -99,15 +99,15 @@ def orders(problem: Problem) -> list[tuple[list[int], tuple[float, ...]]]:
     growths to try: by how much the pieces of a turn are larger than those of the turn before.
     """
     ranks = range(problem.ranks)
-    made: list[tuple[list[int], tuple[float, ...]]] = []
+    sequences: list[tuple[list[int], tuple[float, ...]]] = []
     for turns in TURNS:
         if turns > 1 and turns * problem.ranks > problem.num_layers:
             break
-        made.append((list(ranks) * turns, GROWTHS[::2] if turns > 1 else (1.0,)))
+        sequences.append((list(ranks) * turns, GROWTHS[::2] if turns > 1 else (1.0,)))
         if turns > 1 and problem.ranks > 2:
             down_up = [*ranks, *reversed(ranks)]
-            made.append(((down_up * turns)[: turns * problem.ranks], GROWTHS))
-    return made
+            sequences.append(((down_up * turns)[: turns * problem.ranks], GROWTHS))
+    return sequences
 
 
 def dealt(
@@ -154,13 +154,13 @@ def _deal(
         old = border.copy()
         if step > 0:
             _shift(border, layers)
-        made = _judge(
+        cost = _judge(
             border, order, ranks, sum_f, sum_i, sum_w, speed_P, microbatches, host_s, evenness
         )
-        if made <= value or np.random.random() < np.exp((value - made) / heat):
-            value = made
-            if made < best_value:
-                best_value, best = made, border.copy()
+        if cost <= value or np.random.random() < np.exp((value - cost) / heat):
+            value = cost
+            if cost < best_value:
+                best_value, best = cost, border.copy()
         else:
             border = old
     return best
@@ -231,7 +231,7 @@ def fixed_points(
     the ranks where placement may change; 1F1B's order where the schedule may not.
     """
     p = problem
-    made = []
+    candidates = []
     per_rank = max(1, p.num_layers // p.ranks)
     turns = [t for t in (1, 2, 4, per_rank) if t <= per_rank] if "placement" in phases else [1]
     for t in dict.fromkeys(turns):
@@ -240,17 +240,17 @@ def fixed_points(
         if "partition" in phases and t == 1:
             cuts.append(p.balanced_sizes(stages))
         for sizes in dict.fromkeys(cuts):
-            if made and enough():
-                return made
+            if candidates and enough():
+                return candidates
             rank_L = np.repeat(np.arange(stages) % p.ranks, sizes)
             begins = np.zeros(p.num_layers, np.bool_)
             begins[np.cumsum(sizes)[:-1]] = True
             if "schedule" not in phases:
                 keys = by_formula(p, ONE_F_ONE_B, late_weights=False)
-                made.append(Candidate.of(rank_L, keys, begins))
+                candidates.append(Candidate.of(rank_L, keys, begins))
                 continue
             order = [s % p.ranks for s in range(stages)]
             known = published_orders(p, order, enough)
             for keys in priorities(p, tuple(sizes), known):
-                made.append(Candidate.of(rank_L, keys, begins))
-    return made
+                candidates.append(Candidate.of(rank_L, keys, begins))
+    return candidates

@@ -16,7 +16,7 @@ from octojax.schedules import generate
 from octojax.simulate import simulate
 from octojax.tune.baselines import published, split, summary
 from octojax.tune.best import search_best, starts_for
-from octojax.tune.bound import Bound, lower_bound
+from octojax.tune.bound import LowerBound, lower_bound
 from octojax.tune.candidate import is_possible
 from octojax.tune.exact import is_small, solve
 from octojax.tune.measure import fits
@@ -85,14 +85,14 @@ def tune(
         for measured in published(problem, lambda: search.time_share > BASELINES_SHARE):
             known.append(measured)
         if method == "best" and wanted == frozenset(PHASES):
-            for _, plan, made in sorted(known, key=lambda k: k[2].makespan_s):
-                if fits(made, problem) and (replicated or not plan.placement.replicated):
-                    search.offer(plan, "schedule", made)
+            for _, plan, evaluation in sorted(known, key=lambda k: k[2].makespan_s):
+                if fits(evaluation, problem) and (replicated or not plan.placement.replicated):
+                    search.offer(plan, "schedule", evaluation)
                     break
         _run(method, search, wanted, seed, overlap)
     except KeyboardInterrupt:
         search.stop = "interrupted"
-    if search.plan is None or search.made is None:
+    if search.plan is None or search.evaluation is None:
         if search.stop == "interrupted":
             raise KeyboardInterrupt
         raise CapacityError(explain_lack(problem))
@@ -112,7 +112,7 @@ def tune(
         history=tuple(search.history),
         evaluations=search.evaluations,
         seconds=search.seconds,
-        peak_bytes=tuple(float(b) for b in search.made.peak_bytes),
+        peak_bytes=tuple(float(b) for b in search.evaluation.peak_bytes),
         capacity_bytes=problem.capacities_bytes,
         stop=search.stop or "done",
         replicated=replicated_baselines,
@@ -127,7 +127,7 @@ def is_compiled() -> bool:
     return not is_possible.stats.cache_misses
 
 
-def first_moment(problem: Problem, bound: Bound) -> Progress:
+def first_moment(problem: Problem, bound: LowerBound) -> Progress:
     """Returns what is known before anything is compiled: split 1F1B on the uniform partition, in
     the plain simulator.
     """

@@ -19,7 +19,7 @@ def on_ranks(placement: Placement, ranks: int, name: str) -> Placement:
             f"{name}: placement [{placement}] leaves rank {list(placement.empty_ranks)} of {ranks} "
             f"empty. Give every rank at least one stage"
         )
-    double = [s for s, held in enumerate(placement.stages) if len(held) != 1]
+    double = [s for s, holders in enumerate(placement.stages) if len(holders) != 1]
     if double:
         raise ValueError(f"{name}: stage {double[0]} is on two ranks; place each stage once")
     return placement
