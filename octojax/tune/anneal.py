@@ -23,14 +23,13 @@ MOVES = (
     "exchange the ranks of two stages",
     "split or join stages",
     "shift whole kinds",
-    "shift priorities",
     "recompute or keep",
     "fuse or split a backward",
     "even out two ranks",
 )
-PHASE_OF_MOVE = (0, 0, 0, 1, 0, 0, 1, 0, 2, 2, 2, 2, 0)
+PHASE_OF_MOVE = (0, 0, 0, 1, 0, 0, 1, 0, 2, 2, 2, 0)
 """0 partition, 1 placement, 2 schedule."""
-EVEN_OUT = MOVES.index("even out two ranks")
+SPLIT_OR_JOIN, SHIFT, RECOMPUTE, EVEN_OUT = 7, 8, 9, 11
 
 
 @njit(**CALLED)
@@ -68,7 +67,7 @@ def anneal(
         while weights[move] < draw:
             move += 1
         r, c, x, u, n, k = now
-        if move <= 7 or move == EVEN_OUT:
+        if move <= SPLIT_OR_JOIN or move == EVEN_OUT:
             r, c, x, u = r.copy(), c.copy(), x.copy(), u.copy()
             if move == EVEN_OUT:
                 _even_out(r, c, x, u, costs_4L, speed_P)
@@ -79,13 +78,13 @@ def anneal(
                 moved |= r[layer] != now[0][layer] or c[layer] != now[1][layer]
             if not moved:
                 continue
-        elif move <= 9:
+        elif move == SHIFT:
             n, k = n.copy(), k.copy()
-            _reprioritize(move, n, k, best)
+            _reprioritize(n, k, best)
         else:
             x, u = x.copy(), u.copy()
-            _toggle(r, c, x if move == 10 else u)
-        if move < 7 or move == EVEN_OUT:
+            _toggle(r, c, x if move == RECOMPUTE else u)
+        if move < SPLIT_OR_JOIN or move == EVEN_OUT:
             bound = least_makespan(r, costs_4L, speed_P, host_s, microbatches)
             if bound > span + 5 * heat:
                 continue
@@ -159,7 +158,7 @@ def _regroup(move, r, c, x, u, ranks):
         if p != q:
             _paint(r, c, a, q)
             _paint(r, c, b, p)
-    elif move == 7:
+    elif move == SPLIT_OR_JOIN:
         c[a] = not c[a]
     _one_flag_a_stage(r, c, x, u)
 
@@ -232,34 +231,22 @@ def _ranked(load_P, place):
 
 
 @njit(**INNER)
-def _reprioritize(move, n, k, makespan):
-    """Shifts keys in place by some share of the makespan."""
+def _reprioritize(n, k, makespan):
+    """Shifts the keys of one kind in place, by some share of the makespan; or draws how long a
+    rank waits rather than start a W.
+    """
     layers, _, microbatches = n.shape
     by = np.random.normal() * makespan * 0.2 * 10 ** (-3 * np.random.random())
     kind = np.random.randint(3)
-    if move == 8:
-        draw = np.random.random()
-        if draw < 0.2:
-            k[0] = 0.03 * makespan * np.random.random() ** 4
-            return
-        first = 0 if draw < 0.6 else np.random.randint(microbatches)
-        for m in range(first, microbatches):
-            share = (m + 1) / microbatches if draw < 0.4 else 1.0
-            for layer in range(layers):
-                n[layer, kind, m] += by * share
-        return
-    a = np.random.randint(layers)
-    b = layers if np.random.random() < 0.15 else min(layers, a + 1 + np.random.randint(6))
-    first = np.random.randint(microbatches)
     draw = np.random.random()
-    last = first + 1
     if draw < 0.2:
-        first, last = 0, microbatches
-    elif draw < 0.5:
-        last = min(microbatches, first + 1 + np.random.randint(4))
-    for layer in range(a, b):
-        for m in range(first, last):
-            n[layer, kind, m] += by
+        k[0] = 0.03 * makespan * np.random.random() ** 4
+        return
+    first = 0 if draw < 0.6 else np.random.randint(microbatches)
+    for m in range(first, microbatches):
+        share = (m + 1) / microbatches if draw < 0.4 else 1.0
+        for layer in range(layers):
+            n[layer, kind, m] += by * share
 
 
 @njit(**INNER)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octojax.tune.anneal import EVEN_OUT, MOVES, PHASE_OF_MOVE, anneal
+from octojax.tune.anneal import EVEN_OUT, MOVES, PHASE_OF_MOVE, SPLIT_OR_JOIN, anneal
 from octojax.tune.candidate import Candidate
 from octojax.tune.exact import is_optimal, is_small, solve
 from octojax.tune.justify import ROUNDS, justified
@@ -54,7 +54,7 @@ class Runner:
 CHANCES = dict(
     zip(
         MOVES,
-        (0.04, 0.05, 0.05, 0.03, 0.12, 0.09, 0.02, 0.02, 0.08, 0.10, 0.0, 0.0, 0.40),
+        (0.04, 0.05, 0.05, 0.03, 0.12, 0.09, 0.02, 0.02, 0.08, 0.0, 0.0, 0.40),
         strict=True,
     )
 )
@@ -68,7 +68,7 @@ def move_chances(problem: Problem, phases: frozenset[str]) -> np.ndarray:
     if (problem.backward_s < problem.input_grad_s + problem.weight_grad_s).any():
         chances["fuse or split a backward"] = 0.04
     if "placement" not in phases:  # stages stay in order, one per rank
-        keep = {"move a stage border"} | set(MOVES[7:EVEN_OUT])
+        keep = {"move a stage border"} | set(MOVES[SPLIT_OR_JOIN:EVEN_OUT])
         chances = {name: c if name in keep else 0.0 for name, c in chances.items()}
         chances["split or join stages"] = 0.0
     if "partition" not in phases:  # stages stay whole
