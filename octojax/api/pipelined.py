@@ -195,7 +195,8 @@ class PipelinedLoss:
         self.stages: tuple[tuple[Stage, ...], ...] = self._stages()
         self._check_state()
         wiring = wiring_of(self.stages, len(self.staged.units))
-        return pipeline.lower(self.plan, wiring)
+        self.plan = replace(self.plan, wiring=wiring)
+        return pipeline.lower(self.plan)
 
     @property
     def schedule(self) -> Schedule:

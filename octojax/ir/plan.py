@@ -13,6 +13,7 @@ from octojax.ir.placement import Placement
 from octojax.ir.prediction import Prediction
 from octojax.ir.schedule import Schedule
 from octojax.ir.shown import count, duration, line, picture, short
+from octojax.ir.wiring import Wiring
 
 VERSION = 1
 _FIELDS = (
@@ -23,6 +24,7 @@ _FIELDS = (
     "ranks",
     "recompute",
     "prediction",
+    "wiring",
     "schedule",
 )
 
@@ -33,7 +35,8 @@ class Plan:
 
     `recompute` is empty (nothing is) or has one entry per stage. `name` is for people.
     `prediction` says which profile the plan was made for and what its step takes then; it is no
-    part of what the plan is, so plans are equal without it.
+    part of what the plan is, so plans are equal without it. Nor is `wiring`, what the stages of the
+    model exchange, which the plan of a compiled step has: `octojax.passes` lower the plan by it.
     """
 
     partition: Partition
@@ -42,6 +45,7 @@ class Plan:
     recompute: tuple[bool, ...] = ()
     name: str = ""
     prediction: Prediction | None = field(default=None, compare=False)
+    wiring: Wiring | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         stages = self.partition.num_stages
@@ -68,6 +72,10 @@ class Plan:
             )
         if self.recompute and len(self.recompute) != stages:
             raise PlanError(f"recompute has {len(self.recompute)} entries for {stages} stages")
+        if self.wiring is not None and self.wiring.num_stages != stages:
+            raise PlanError(
+                f"the wiring is that of {self.wiring.num_stages} stages, the partition has {stages}"
+            )
 
     @property
     def num_stages(self) -> int:
@@ -141,6 +149,7 @@ class Plan:
             "ranks": self.num_ranks,
             "recompute": list(self.recompute),
             **({"prediction": self.prediction.to_json()} if self.prediction else {}),
+            **({"wiring": self.wiring.to_json()} if self.wiring else {}),
             "schedule": [" ".join(map(str, rank)) for rank in self.schedule.ranks],
         }
 
@@ -199,6 +208,7 @@ class Plan:
             tuple(data.get("recompute", ())),
             data.get("name", ""),
             Prediction.from_json(data["prediction"], name) if "prediction" in data else None,
+            Wiring.from_json(data["wiring"], f"{name}: wiring") if "wiring" in data else None,
         )
 
     def save(self, path: str | Path) -> None:

@@ -97,8 +97,10 @@ class Pipeline:
         return subject
 
     def lower(self, plan: Plan, wiring: Wiring | None = None) -> LoweredPlan:
-        """Returns the lowered plan of what `on_plan` returned, for stages of this wiring."""
-        wiring = wiring or Wiring.chain(plan.num_stages)
+        """Returns the lowered plan of what `on_plan` returned, for stages of this wiring; by
+        default the plan's own, else that of a model of which nothing is known.
+        """
+        wiring = wiring or plan.wiring or Wiring.chain(plan.num_stages)
         subject: Subject = plan
         proven = plan.schedule.has_transfers
         for number, each in enumerate(self.passes[self._lowering :], self._lowering + 1):

@@ -1,5 +1,6 @@
 """The lowered plan is the program: what ranks do is that table, instruction for instruction."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from octojax.executor.recorded import Recorder, executed
 from octojax.executor.run import RankThreads, Walk, bind
 from octojax.executor.stop import Stop
 from octojax.executor.wiring import wiring_of
-from octojax.ir import Action, Kind, LoweredPlan, Schedule
+from octojax.ir import Action, Kind, LoweredPlan, Plan, Schedule, Wiring
 from octojax.ir.exchange import after_gradients
 from octojax.passes import lowered
 from octojax.programs.recipe import Layout
@@ -96,6 +97,36 @@ def test_tables_that_receive_early_run_as_they_are_written(name):
     lines = step.lowered.without_update().lines
     assert [line.replace("+", " ").split() for line in lines] == written
     check_step(step, batch)
+
+
+def test_the_file_of_a_steps_plan_is_lowered_as_the_step_was(tmp_path):
+    """The first and the last stage read one weight, which a bare plan could not know."""
+
+    def loss(params, batch):
+        h = jnp.tanh(jnp.tanh(batch @ params["tied"]) @ params["middle"])
+        return jnp.mean((h @ params["tied"].T) ** 2)
+
+    step = octopipe.compile(
+        {"tied": jnp.eye(4), "middle": jnp.eye(4)},
+        loss,
+        optax.sgd(0.1),
+        jnp.ones((6, 4)),
+        mesh=pipe(3),
+        microbatches=3,
+        schedule="zb-h1",
+        progress=False,
+        compiler_options=FAST,
+    )
+    step.plan.save(tmp_path / "plan.json")
+    plan = Plan.load(tmp_path / "plan.json")
+    assert plan == step.plan
+    again = lowered(plan)
+    assert again.wiring == step.lowered.wiring != Wiring.chain(3)
+    for row, line in zip(step.lowered.lines, again.lines, strict=True):
+        cells = [x for x in row.split() if "UPDATE" not in x and "_U(" not in x]
+        assert sorted(cells) == sorted(line.split())
+    with pytest.raises(PlanError, match="the wiring is that of 2 stages, the partition has 3"):
+        replace(plan, wiring=Wiring.chain(2))
 
 
 @pytest.mark.slow
