@@ -40,7 +40,7 @@ class Rehearsal:
 
     @cached_property
     def timelines(self) -> tuple[Timeline, ...]:
-        """The simulated step of each round, every action as long as it was there.
+        """The simulated step of each round, every action with its measured duration.
 
         Actions of one kind differ from each other on a real machine, and a pipeline waits for
         the slowest: with medians alone a step looks shorter than it is.

@@ -12,8 +12,8 @@ import optax
 from octojax import compat
 from octojax.api import saving
 from octojax.api.adoption import adopt
-from octojax.api.beside import beside_slots
 from octojax.api.opt_state import opt_state_of, with_hyperparams
+from octojax.api.optimizer_bytes import optimizer_bytes_per_rank
 from octojax.api.options import options_of
 from octojax.api.origin import Origin, origin_of
 from octojax.api.pipelined import Held, PipelinedLoss
@@ -217,7 +217,7 @@ class TrainStep:
         recorder = Recorder(self._ledger)
         new, metrics = self._step(state, batch, recorder)
         if self._ledger.beside is None:
-            self._ledger.beside = beside_slots(self.loss, new.opt_state)
+            self._ledger.beside = optimizer_bytes_per_rank(self.loss, new.opt_state)
         return new, metrics, timeline_of(recorder, self.loss.lowered, self.loss.schedule)
 
     def _step(

@@ -21,7 +21,7 @@ from octojax.stages.program import Program, Ref, Role
 class Prepared:
     """A program with arguments to run it on: `run(sums, values)` returns `(outputs, sums)`.
 
-    `sums` are the gradient accumulators, given away and returned as the executor does.
+    `sums` are the gradient accumulators, donated and returned as the executor does.
     """
 
     program: Program
@@ -43,7 +43,7 @@ class Prepared:
 
 
 class Values:
-    """The values at the ends of layers: weights and batch as they are, gradients made up.
+    """The values at the ends of layers: weights and batch as they are, dummy gradients.
 
     Weights are put on the device when asked for and not kept, so that one layer at a time is
     on it.
