@@ -31,6 +31,10 @@ class _Map:
     counters: Mapping[Var, Literal]
 
 
+_WITHOUT_BATCHES = frozenset({"ragged_dot", "ragged_dot_general"})
+"""What `jax.vmap` refuses along an axis of its groups (JAX 0.10 to 0.12)."""
+
+
 def is_map(eqn: JaxprEqn) -> bool:
     """Whether a scan carries nothing from one iteration to the next but sums."""
     return _as_map(eqn) is not None
@@ -85,6 +89,8 @@ def _as_map(eqn: JaxprEqn) -> _Map | None:
         return None
     num_consts, num_carry = compat.scan_counts(eqn.params)
     body = _without_casts(inline_jits(flatten(eqn.params["jaxpr"])))
+    if any(e.primitive.name in _WITHOUT_BATCHES for e in body.eqns):
+        return None
     carried = body.invars[num_consts : num_consts + num_carry]
     makers = {v: e for e in body.eqns for v in e.outvars}
     added: list[Atom | None] = []

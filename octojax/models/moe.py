@@ -221,21 +221,26 @@ def _by_places(
 def _by_ragged_products(
     x_BTD: jax.Array, routes: Routes, up_EDF: jax.Array, down_EFD: jax.Array, config: MoEConfig
 ) -> jax.Array:
-    """Returns the same sum, computed on N = B T K rows that are sorted by expert.
+    """Returns the same sum, computed on the N = T K choices of a sequence, sorted by expert.
 
-    No place stays free and nothing of size E C is built; rows beyond the capacity go last,
-    where they belong to no expert.
+    No place stays free and nothing of size E C is built; choices beyond the capacity go last,
+    where they belong to no expert. Sequences come one after the other, so that none meets
+    another's tokens.
     """
-    batch, time, width = x_BTD.shape
-    kept_N = (routes.place_BTK < config.places(time)).reshape(-1)
-    expert_N = jnp.where(kept_N, routes.expert_BTK.reshape(-1), config.experts)
-    order_N = jnp.argsort(expert_N, stable=True)
-    back_N = jnp.argsort(order_N)
-    rows_E = jnp.sum(jax.nn.one_hot(expert_N, config.experts, dtype=jnp.int32), axis=0)
-    x_ND = jnp.take(x_BTD.reshape(-1, width), order_N // config.chosen, axis=0)
+    time = x_BTD.shape[1]
     activation = ACTIVATIONS[config.activation][1]
-    h_NF = activation(jax.lax.ragged_dot(x_ND, up_EDF, rows_E))
-    y_ND = jnp.take(jax.lax.ragged_dot(h_NF, down_EFD, rows_E), back_N, axis=0)
-    y_ND = jnp.where(kept_N[:, None], y_ND, 0)
-    y_BTKD = y_ND.reshape(batch, time, config.chosen, width)
-    return jnp.einsum("BTKD,BTK->BTD", y_BTKD, routes.weight_BTK.astype(x_BTD.dtype))
+
+    def sequence(inputs: tuple[jax.Array, jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        x_TD, expert_TK, place_TK, weight_TK = inputs
+        kept_N = (place_TK < config.places(time)).reshape(-1)
+        expert_N = jnp.where(kept_N, expert_TK.reshape(-1), config.experts)
+        order_N = jnp.argsort(expert_N, stable=True)
+        rows_E = jnp.sum(jax.nn.one_hot(expert_N, config.experts, dtype=jnp.int32), axis=0)
+        x_ND = jnp.take(x_TD, order_N // config.chosen, axis=0, mode="clip")
+        h_NF = activation(jax.lax.ragged_dot(x_ND, up_EDF, rows_E))
+        y_ND = jax.lax.ragged_dot(h_NF, down_EFD, rows_E)
+        y_ND = jnp.take(y_ND, jnp.argsort(order_N), axis=0, mode="clip")
+        y_TKD = jnp.where(kept_N[:, None], y_ND, 0).reshape(time, config.chosen, -1)
+        return jnp.einsum("TKD,TK->TD", y_TKD, weight_TK.astype(x_TD.dtype))
+
+    return jax.lax.map(sequence, (x_BTD, routes.expert_BTK, routes.place_BTK, routes.weight_BTK))

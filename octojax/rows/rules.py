@@ -755,6 +755,12 @@ def _square(pair: Pair, states: States, base: Rows, number: int) -> list[Rows]:
     return results
 
 
+def _ragged_dot(pair: Pair, states: States, base: Rows, number: int) -> Rows:
+    """Products by groups of entries: which belong together depends on other operands, so rows
+    along any dimension meet; one row by itself (in a loop over rows) does not."""
+    return blamed(base, number) if any(state.groups for state in states) else base
+
+
 def _stack(pair: Pair, states: States, base: Rows, number: int) -> Rows:
     axis = pair.probe.params["axis"]
     state = merged(pair, states, base, number)
@@ -813,6 +819,7 @@ _RULES: dict[str, Callable[..., Rows | list[Rows]]] = {
     "split": _split,
     "pad": _pad,
     "dot_general": _dot,
+    **dict.fromkeys(("ragged_dot", "ragged_dot_general"), _ragged_dot),
     "iota": _iota,
     "random_bits": _draws,
     "random_split": _draws,

@@ -248,3 +248,89 @@ def test_experts_refuse_impossible_sizes():
         MoEConfig(experts=4, chosen=5, hidden=8)
     with pytest.raises(ValueError, match="unknown router 'cosine'"):
         MoEConfig(experts=4, chosen=1, hidden=8, router="cosine")
+
+
+def plain_choice(scores: np.ndarray, bias: np.ndarray, config: MoEConfig) -> np.ndarray:
+    """The experts of one token, best first: of the best groups, by score and bias."""
+    choice = scores + bias
+    size = config.experts // config.groups
+    by_group = np.sort(choice.reshape(config.groups, size), axis=1)[:, -2:].sum(1)
+    best = np.argsort(-by_group, kind="stable")[: config.chosen_groups]
+    closed = ~np.isin(np.arange(config.experts) // size, best)
+    return np.argsort(-np.where(closed, -np.inf, choice), kind="stable")[: config.chosen]
+
+
+def test_a_bias_and_groups_change_the_choice_and_not_the_weights():
+    config = MoEConfig(
+        experts=6, chosen=2, hidden=4, router="sigmoid", router_bias=True, groups=3, chosen_groups=2
+    )
+    logits, bias = normal(0, 2, 9, 6), 0.5 * normal(1, 6)
+    routes = jax.jit(lambda logits, bias: route(logits, config, bias))(logits, bias)
+    scores = 1 / (1 + np.exp(-np.asarray(logits)))
+    changed = 0
+    for i, t in np.ndindex(2, 9):
+        expected = plain_choice(scores[i, t], np.asarray(bias), config)
+        np.testing.assert_array_equal(routes.expert_BTK[i, t], expected)
+        np.testing.assert_allclose(routes.weight_BTK[i, t], scores[i, t, expected], rtol=1e-5)
+        changed += set(expected) != set(np.argsort(-scores[i, t])[:2])
+    assert changed > 3
+
+
+def dense_experts(params, routes, x, config):
+    """Every expert on every token, then the weights of those chosen that had a place."""
+    up, down = params
+    hidden = ACTIVATIONS[config.activation][1](jnp.einsum("btd,edf->btef", x, up))
+    every = jnp.einsum("btef,efd->bted", hidden, down)
+    taken = routes.place_BTK < config.places(x.shape[1])
+    hot = jax.nn.one_hot(routes.expert_BTK, config.experts)
+    weight = jnp.einsum("btk,btke->bte", routes.weight_BTK * taken, hot)
+    return jnp.einsum("bte,bted->btd", weight, every)
+
+
+@pytest.mark.parametrize("capacity", [None, 0.6], ids=["dropless", "full experts drop"])
+@pytest.mark.parametrize("method", ["places", "ragged"])
+def test_both_methods_are_the_dense_formulation_with_its_gradients(method, capacity):
+    config = MoEConfig(experts=4, chosen=2, hidden=3, capacity_factor=capacity, method=method)
+    layer = nnx.eval_shape(
+        lambda: MoE(5, config, std=1, out_std=1, dtype=F32, param_dtype=F32, rngs=nnx.Rngs(0))
+    )
+    graph, state = nnx.split(layer)
+
+    def ours(x, router, up, down):
+        layer = nnx.merge(graph, state)
+        layer.router.weight = nnx.Param(router)
+        layer.up_EDF, layer.down_EFD = nnx.Param(up), nnx.Param(down)
+        return layer(x)[0]
+
+    def dense(x, router, up, down):
+        routes = route(x @ router, config)
+        return dense_experts((up, down), routes, x, config)
+
+    shapes = (2, 7, 5), (5, 4), (4, 5, 6), (4, 3, 5)
+    assert_same_with_gradients(ours, dense, *(normal(k, *s) for k, s in enumerate(shapes)))
+
+
+def test_ragged_products_build_nothing_of_experts_times_places():
+    """Of every value between the tokens and the sum, rows are the choices, not E times as many."""
+    config = MoEConfig(experts=16, chosen=2, hidden=8, method="ragged")
+    layer = nnx.eval_shape(
+        lambda: MoE(8, config, std=1, out_std=1, dtype=F32, param_dtype=F32, rngs=nnx.Rngs(0))
+    )
+    graph, state = nnx.split(layer)
+    x = jax.ShapeDtypeStruct((1, 64, 8), F32)
+    jaxpr = jax.make_jaxpr(lambda s, x: nnx.merge(graph, s)(x))(state, x)
+    (scan,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+    inner = scan.params["jaxpr"].eqns
+    largest = max(v.aval.size for eqn in (*inner, *jaxpr.eqns) for v in eqn.outvars)
+    assert largest <= 2 * 64 * 16  # the choices' hidden vectors (gate and up), the routing's own
+
+
+def test_impossible_groups_and_methods_are_refused():
+    with pytest.raises(ValueError, match="unknown method 'loop'; choose places or ragged"):
+        MoEConfig(experts=4, chosen=1, hidden=8, method="loop")
+    with pytest.raises(ValueError, match="cannot choose 3 of 2 groups of 4 experts"):
+        MoEConfig(experts=4, chosen=1, hidden=8, groups=2, chosen_groups=3)
+    with pytest.raises(ValueError, match="leave 2 experts for 3 choices"):
+        MoEConfig(experts=4, chosen=3, hidden=8, groups=2, chosen_groups=1)
+    with pytest.raises(ValueError, match="give shared_hidden"):
+        MoEConfig(experts=4, chosen=1, hidden=8, shared_gate=True)

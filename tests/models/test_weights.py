@@ -1,5 +1,6 @@
 """Published folders are read by slices, refused with all names, and written back to the bit."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -176,11 +177,25 @@ def test_slices_are_those_of_the_whole_and_nothing_more_is_read(data):
         assert all(np.array_equal(values[name], again[name]) for name in again)
 
 
-def test_ranks_of_a_pipeline_load_and_save_a_folder(tmp_path):
+@pytest.mark.parametrize(
+    ("method", "capacity"),
+    [
+        ("ragged", None),
+        pytest.param("ragged", 0.6, marks=pytest.mark.slow),
+        pytest.param("places", 0.6, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_of_a_pipeline_load_train_and_save_a_folder(method, capacity, tmp_path):
+    """The published values come back to the bit; a step moves them as the plain model's does,
+    whose experts are computed by places."""
     folder = publish(tmp_path / "in", "nemotron-h-experts")
-    config = config_of(folder)
+    published = config_of(folder)
+    assert published.moe is not None
+    moe = dataclasses.replace(published.moe, capacity_factor=capacity)
+    plain = dataclasses.replace(published, moe=moe)
+    config = dataclasses.replace(plain, moe=dataclasses.replace(moe, method=method))
     weights = Weights(folder, config)
-    tokens = {"tokens": np.random.default_rng(0).integers(0, 24, (4, 6), np.int32)}
+    tokens = {"tokens": np.random.default_rng(0).integers(0, 24, (4, 10), np.int32)}
     step = octopipe.compile(
         lambda: nemotron_h.NemotronH(config, rngs=nnx.Rngs(0)),
         nemotron_h.loss,
@@ -188,14 +203,22 @@ def test_ranks_of_a_pipeline_load_and_save_a_folder(tmp_path):
         tokens,
         mesh=pipe(2),
         microbatches=2,
-        schedule="1f1b",
+        schedule="zb-h1",
         progress=False,
         compiler_options=FAST,
     )
     state = step.init(params=weights, state=weights)
-    everything = {**nnx.to_pure_dict(step.params(state))}
-    del everything
-    _, metrics = step(state, tokens)
-    graph, plain = nnx.split(load(folder, config))
-    loss = jax.jit(lambda p: nemotron_h.loss(nnx.merge(graph, p), tokens), compiler_options=FAST)
-    np.testing.assert_allclose(metrics["loss"], loss(plain), rtol=1e-5)
+    save(tmp_path / "out", config, step.model(state), like=folder)
+    for half in HALVES:
+        assert (folder / half).read_bytes() == (tmp_path / "out" / half).read_bytes()
+    state, metrics = step(state, tokens)
+
+    graph, params, rest = nnx.split(load(folder, plain), nnx.Param, ...)
+    loss, gradients = jax.jit(
+        jax.value_and_grad(lambda p, r: nemotron_h.loss(nnx.merge(graph, p, r), tokens)),
+        compiler_options=FAST,
+    )(params, rest)
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
+    before, after, moved = map(jax.tree.leaves, (params, step.params(state), gradients))
+    for p, q, g in zip(before, after, moved, strict=True):
+        np.testing.assert_allclose(p - q, g, rtol=0, atol=2e-5 * max(1, np.max(np.abs(g))))
