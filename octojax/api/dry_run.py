@@ -156,7 +156,7 @@ def dry_run(
                 devices,
                 rows,
                 max_tensor=max_tensor,
-                zero=(0,),
+                zero=(chosen.zero,) if chosen.zero else (0, 1),
                 seconds=chosen.tune_seconds,
                 seed=chosen.seed,
             )
@@ -313,6 +313,13 @@ def _memory(step: TrainStep, timeline: Timeline) -> tuple[DeviceMemory, ...]:
         def on_device(unit: int, nbytes: int, mesh: Mesh = rank.mesh) -> int:
             return bytes_per_device(loss.unit_specs[unit], nbytes, mesh)
 
+        def shared(unit: int, mesh: Mesh = rank.mesh) -> int:
+            """What is stored beside a parameter that is gathered for the step."""
+            stored = loss.param_specs.stored[unit]
+            if stored == loss.unit_specs[unit]:
+                return 0
+            return bytes_per_device(stored, sizes[unit], mesh)
+
         optimizer = 0
         for k in plan.states_on(rank.index):
             aval, where = piece_aval(plan, k), places.of_state(plan, k, rank.index)
@@ -326,7 +333,7 @@ def _memory(step: TrainStep, timeline: Timeline) -> tuple[DeviceMemory, ...]:
                     for stage, ranks in enumerate(loss.plan.placement.stages)
                     if rank.index in ranks
                 ),
-                sum(on_device(u, sizes[u]) for u in held),
+                sum(on_device(u, sizes[u]) + shared(u) for u in held),
                 sum(
                     on_device(u, _accumulator_bytes(staged.unit_avals[u]))
                     for u in held

@@ -49,16 +49,19 @@ def mesh_of(*sizes: int) -> Mesh:
 OPTIONS: dict[str, Any] = {"microbatches": 4, "schedule": "1f1b", "progress": False}
 
 
-def test_bytes_are_those_of_the_state_that_the_same_step_makes() -> None:
-    mesh, specs = mesh_of(2, 2), largest_dimension(2)
+@pytest.mark.parametrize(("axis", "zero"), [("tensor", 0), ("data", 1)])
+def test_bytes_are_those_of_the_state_that_the_same_step_makes(axis: str, zero: int) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("pipe", axis))
+    specs = largest_dimension(2) if axis == "tensor" else None
     dry = octopipe.dry_run(
-        make, loss, optax.adam(1e-3), SHAPES, machine=MACHINE, device=DEVICE, mesh=mesh, **OPTIONS
-    )
-    assert dry.assumed_specs
+        make, loss, optax.adam(1e-3), SHAPES, machine=MACHINE, device=DEVICE, mesh=mesh,
+        zero=zero, **OPTIONS,
+    )  # fmt: skip
+    assert dry.assumed_specs == (axis == "tensor")
     assert dry.fits
     step = octopipe.compile(
         make, loss, optax.adam(1e-3), SHAPES, mesh=mesh, param_specs=specs, compiler_options=FAST,
-        partition=dry.plan.partition, **OPTIONS,
+        partition=dry.plan.partition, zero=zero, **OPTIONS,
     )  # fmt: skip
     with step:
         state = step.init()
@@ -72,9 +75,10 @@ def test_bytes_are_those_of_the_state_that_the_same_step_makes() -> None:
             assert memory.params == held(state.held)
             assert memory.gradients == memory.params  # float32
             assert memory.optimizer == held(state.opt_state)
+            assert zero == 0 or memory.optimizer < 1.2 * memory.params
     text = str(dry)
-    assert f"{LAYERS * WIDTH * (WIDTH + 1):,} parameters on 4 devices (pipe 2 x tensor 2)" in text
-    assert "taken as divided along their largest dimension" in text
+    assert f"{LAYERS * WIDTH * (WIDTH + 1):,} parameters on 4 devices (pipe 2 x {axis} 2)" in text
+    assert ("taken as divided along their largest dimension" in text) == dry.assumed_specs
 
 
 def test_sizes_are_chosen_for_devices_and_a_larger_tensor_axis_keeps_less() -> None:
