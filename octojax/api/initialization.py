@@ -119,7 +119,8 @@ class Initialization:
                 return raw(evaluate(closed, given, None)[0])
 
             self._functions[name] = jax.jit(function, out_shardings=where)
-        return self._functions[name](*(np.asarray(raw(self._value(v))) for v in inputs))
+        made = self._functions[name](*(np.asarray(raw(self._value(v))) for v in inputs))
+        return jax.block_until_ready(made)  # one at a time: a program's own values take memory, too
 
     def _take(self, where: Sharding) -> Callable[[jax.Array, int], jax.Array]:
         """The program that takes a row of a stacked leaf."""

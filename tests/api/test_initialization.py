@@ -1,5 +1,8 @@
 """Leaves that are made or read part by part are those of the whole model, to the bit."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -298,3 +301,38 @@ def test_options_of_a_class_hold_for_a_function_that_makes_it() -> None:
         whole = jax.jit(lambda: nnx.state(Two(nnx.Rngs(1))))()
         made = nnx.state(step.model(state))
         jax.tree.map(np.testing.assert_array_equal, made, whole)
+
+
+PEAK = """
+import gc, jax, jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
+from octojax.api.initialization import Initialization
+from octojax.api.leaf_sources import Part
+
+def make():
+    keys = jax.random.split(jax.random.key(0), 16)
+    return [jax.random.normal(keys[i], (2048, 2048)) for i in range(16)]  # 16 MiB each
+
+def mib(name):
+    lines = open("/proc/self/status").read().splitlines()
+    return int(next(x for x in lines if x.startswith(name)).split()[1]) / 1024
+
+made = Initialization(make, [str(i) for i in range(16)])
+where = SingleDeviceSharding(jax.devices()[0])
+first = made.place([Part(0, None, where)])
+del first
+gc.collect()
+open("/proc/self/clear_refs", "w").write("5")
+before = mib("VmRSS")
+own = made.place([Part(i, None, where) for i in range(4)])
+print(mib("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc")
+def test_a_rank_needs_its_share_and_what_one_leaf_takes_to_make() -> None:
+    """The CPU backend's generator keeps three arrays of a leaf's size meanwhile."""
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert 4 * 16 <= float(done.stdout) <= (4 + 3 + 1) * 16  # of 256 MiB that the model has
