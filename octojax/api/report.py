@@ -60,6 +60,9 @@ class StepReport:
     model_bytes: int
     device_bytes: tuple[int, ...] = ()  # per rank
     collectives: tuple[ProgramReport, ...] = ()
+    link_bytes: tuple[int, int] = (0, 0)
+    """Between ranks in a step: what crosses, and what would without slices."""
+
     not_spread: tuple[str, ...] = ()
     """With `zero`, what stays whole on every data shard, and why."""
 
@@ -88,6 +91,12 @@ class StepReport:
         if self.device_bytes != self.param_bytes:
             held = ", ".join(f"{size / 1024:.1f}K" for size in self.device_bytes)
             rows.append(f"parameters on each device of a rank: {held}")
+        crossing, whole = self.link_bytes
+        if crossing != whole:
+            rows.append(
+                f"between ranks in a step: {crossing / 1024:.1f}K in slices, instead of "
+                f"{whole / 1024:.1f}K"
+            )
         rows += map(str, self.collectives)
         rows += [f"optimizer state not spread over data: {x}" for x in self.not_spread]
         return "\n".join(rows)
@@ -111,6 +120,7 @@ def report(loss: Any, further_compilations: int = 0) -> StepReport:
         model_bytes=sum(sizes),
         device_bytes=tuple(_device_bytes(loss, sizes, r.rank) for r in step.ranks),
         collectives=_collectives(loss),
+        link_bytes=loss.trainer.engine.bytes_on_links,
         not_spread=_not_spread(loss),
     )
 

@@ -27,6 +27,7 @@ from octojax.executor.routine import (
     run_routines,
 )
 from octojax.executor.run import Bound, RankThreads, Walk, bind, run_rank
+from octojax.executor.sliced import Sliced, bytes_on_links, on_the_link
 from octojax.executor.stop import Stop
 from octojax.executor.transport import StandIns, Transport
 from octojax.executor.values import Place, Value
@@ -336,6 +337,15 @@ class Engine:
             inputs = [End(Role.COPY, unit) for unit in copied_units(row, {})]
             routines.append(RoutineBuilder(None, program.rank, crew.numbers, {}).build(row, inputs))
         return [(routine, bind(routine, (), self.transport)) for routine in routines]
+
+    @property
+    def bytes_on_links(self) -> tuple[int, int]:
+        """What crosses between ranks in a step, and what would if every device of a rank sent all
+        that it has."""
+        whole = self._at_targets()
+        cut = isinstance(self.transport, Sliced)
+        links = [tuple(map(on_the_link, group)) for group in whole] if cut else whole
+        return bytes_on_links(links), bytes_on_links(whole)
 
     def _at_targets(self) -> list[tuple[jax.ShapeDtypeStruct, ...]]:
         """How the values of each transfer lie at its target."""

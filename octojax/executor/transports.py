@@ -1,10 +1,13 @@
 """Transports by name."""
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import jax
 
 from octojax.executor.engine import MakeTransport
+from octojax.executor.sliced import sliced
 from octojax.executor.transport import DevicePut, Transport
 from octojax.ir import Transfer
 from octojax.mesh import PipelineMesh
@@ -28,10 +31,25 @@ def transport(name: str, timeout_s: float) -> MakeTransport:
     ) -> Transport:
         alone = len(mesh.local_ranks) == mesh.num_ranks
         if name == "device_put" or (name == "auto" and alone):
-            shardings = [[v.sharding for v in group] for group in values]
-            return DevicePut(transfers, shardings, timeout_s)  # type: ignore[arg-type]
+            return _copies(transfers, values, mesh, timeout_s)
         from octojax.executor.permute import PairPermute
 
-        return PairPermute(transfers, values, mesh, timeout_s)
+        permute = partial(PairPermute, timeout_s=timeout_s)
+        return sliced(permute, transfers, values, mesh)
 
     return make
+
+
+def _copies(
+    transfers: Sequence[Transfer],
+    values: Sequence[Sequence[jax.ShapeDtypeStruct]],
+    mesh: PipelineMesh,
+    timeout_s: float,
+) -> Transport:
+    def make(transfers: Any, values: Any, mesh: PipelineMesh) -> Transport:
+        shardings = [[v.sharding for v in group] for group in values]
+        return DevicePut(transfers, shardings, timeout_s)
+
+    if jax.default_backend() == "cpu":  # all in one memory: to cut and to join is only more work
+        return make(transfers, values, mesh)
+    return sliced(make, transfers, values, mesh)

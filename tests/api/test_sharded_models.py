@@ -23,6 +23,7 @@ def test_a_linen_transformer_with_logical_rules():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_mesh_and_schedule_with_every_model(model):
     """Each pair of a mesh and a schedule, a mesh and a model, a schedule and a model."""
