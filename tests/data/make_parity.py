@@ -79,6 +79,15 @@ CASES = {
          "num_experts_per_tok": 2, "moe_intermediate_size": 8, "n_group": 3, "topk_group": 2,
          "moe_shared_expert_intermediate_size": 12, "routed_scaling_factor": 2.5},
     ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        {**{k: v for k, v in SIZES.items() if k != "head_dim"}, "num_hidden_layers": 2,
+         "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_routed_experts": 6,
+         "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2, "moe_intermediate_size": 8,
+         "q_lora_rank": 7, "kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4,
+         "v_head_dim": 5, "num_mtp_layers": 0,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+    ),
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
-from octojax.models import count_parameters, gemma, jamba, llama, nemotron_h
+from octojax.models import count_parameters, deepseek, gemma, jamba, llama, nemotron_h
 from octojax.models.language import token_loss
 from octojax.models.mamba1 import Mamba1Config
 from octojax.models.moe import MoEConfig
@@ -19,6 +19,7 @@ CLASSES = {
     jamba: jamba.Jamba,
     llama: llama.Llama,
     gemma: gemma.Gemma,
+    deepseek: deepseek.DeepSeek,
 }
 MODULES = {module.__name__.rsplit(".", 1)[1]: module for module in CLASSES}
 EXPERTS = dataclasses.replace(
@@ -41,6 +42,7 @@ SMALL = {
     ),
     "jamba mamba-1": (jamba, MAMBA_1),
     "llama": (llama, llama.tiny(width=32, layers=2, vocabulary=17)),
+    "deepseek": (deepseek, deepseek.tiny(width=32, layers=2, vocabulary=17)),
     "gemma": (
         gemma,
         dataclasses.replace(
@@ -48,6 +50,10 @@ SMALL = {
         ),
     ),
 }
+NAMES = [
+    *(name for name in SMALL if name != "deepseek"),
+    pytest.param("deepseek", marks=pytest.mark.slow),
+]
 
 
 def make(name: str):
@@ -88,6 +94,7 @@ LONG = [
     ("llama", "llama-3-70b", 70.55),
     ("llama", "llama-m", 2.79),
     ("llama", "llama-l", 5.59),
+    ("deepseek", "deepseek-v3", 671.0),
 ]
 
 
@@ -124,10 +131,11 @@ def test_patterns_have_the_published_composition():
     assert counts(nemotron_h.tiny()) == (7, 6, 1, 0)
     assert jamba.jamba_v0_1().pattern == "mBmBaBmB" * 4
     assert gemma.gemma("gemma-3-4b").pattern[:12] == "LLLLLGLLLLLG"
+    assert deepseek.deepseek_v3().pattern == "DDD" + "E" * 58
     assert gemma.gemma("gemma-2-2b").pattern[:4] == "LGLG"
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", NAMES)
 def test_future_tokens_do_not_reach_the_past(name):
     _, model = make(name)
     first = tokens(1, 12)
@@ -138,7 +146,7 @@ def test_future_tokens_do_not_reach_the_past(name):
     assert float(jnp.max(jnp.abs(a[:, 7:] - b[:, 7:]))) > 1e-4
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", NAMES)
 def test_loss_is_the_mean_over_microbatches(name):
     """Loss and gradients of a batch are the means over its halves; nothing couples samples."""
     module, model = make(name)

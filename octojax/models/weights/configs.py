@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from octojax.models.deepseek import DeepSeekConfig
 from octojax.models.jamba import JambaConfig
+from octojax.models.latent import LatentConfig
 from octojax.models.mamba1 import Mamba1Config
 from octojax.models.mamba2 import Mamba2Config
 from octojax.models.moe import MoEConfig
@@ -206,7 +208,44 @@ def _nemotron_h(raw: Raw) -> NemotronHConfig:
     )
 
 
+def _deepseek(raw: Raw) -> DeepSeekConfig:
+    base, scaling = _rope(raw)
+    if _stretch(scaling) != 1.0 or not raw.get("rope_interleave", True):
+        raise ValueError("a DeepSeek-V3 has here only plain, interleaved positions")
+    return DeepSeekConfig(
+        layers=raw["num_hidden_layers"],
+        dense=raw["first_k_dense_replace"],
+        width=raw["hidden_size"],
+        hidden=raw["intermediate_size"],
+        attention=LatentConfig(
+            heads=raw["num_attention_heads"],
+            query_rank=raw["q_lora_rank"],
+            key_rank=raw["kv_lora_rank"],
+            plain=raw["qk_nope_head_dim"],
+            turning=raw["qk_rope_head_dim"],
+            value=raw["v_head_dim"],
+        ),
+        moe=MoEConfig(
+            experts=raw["n_routed_experts"],
+            chosen=raw["num_experts_per_tok"],
+            hidden=raw["moe_intermediate_size"],
+            shared_hidden=raw["moe_intermediate_size"] * raw["n_shared_experts"],
+            router="sigmoid",
+            normalize=raw["norm_topk_prob"],
+            weight_scale=raw["routed_scaling_factor"],
+            router_bias=True,
+            groups=raw["n_group"],
+            chosen_groups=raw["topk_group"],
+            method="ragged",
+        ),
+        vocabulary=raw["vocab_size"],
+        rope_base=10_000.0 if base is None else base,
+        epsilon=raw["rms_norm_eps"],
+    )
+
+
 _FAMILIES = {
+    "deepseek_v3": _deepseek,
     "llama": _llama,
     "gemma2": _gemma,
     "gemma3_text": _gemma,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from octojax.models.deepseek import DeepSeek, DeepSeekConfig
 from octojax.models.jamba import Jamba, JambaConfig
 from octojax.models.nemotron_h import NemotronH, NemotronHConfig
 from octojax.models.transformer import Transformer
@@ -42,6 +43,8 @@ def model_of(config: Config) -> nnx.Module:
         return Jamba(config, rngs=nnx.Rngs(0))
     if isinstance(config, NemotronHConfig):
         return NemotronH(config, rngs=nnx.Rngs(0))
+    if isinstance(config, DeepSeekConfig):
+        return DeepSeek(config, rngs=nnx.Rngs(0))
     return Transformer(config, rngs=nnx.Rngs(0))
 
 

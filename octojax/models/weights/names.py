@@ -4,6 +4,7 @@ Source: the names in the published folders of `meta-llama`, `google`, `ai21labs`
 which `transformers` reads.
 """
 
+from octojax.models.deepseek import DeepSeekConfig
 from octojax.models.dense import ACTIVATIONS
 from octojax.models.jamba import JambaConfig
 from octojax.models.mamba1 import Mamba1Config
@@ -15,7 +16,7 @@ from octojax.models.weights.layout import Joined, Source, Stacked, Taps, Tensor,
 Sources = dict[str, Source]
 """Path of a leaf -> where it comes from."""
 
-Config = TransformerConfig | JambaConfig | NemotronHConfig
+Config = TransformerConfig | JambaConfig | NemotronHConfig | DeepSeekConfig
 
 
 def sources_of(config: Config) -> Sources:
@@ -26,6 +27,8 @@ def sources_of(config: Config) -> Sources:
         return _jamba(config)
     if isinstance(config, NemotronHConfig):
         return _nemotron_h(config)
+    if isinstance(config, DeepSeekConfig):
+        return _deepseek(config)
     raise TypeError(f"no published names are known for a {type(config).__name__}")
 
 
@@ -172,4 +175,31 @@ def _nemotron_h(config: NemotronHConfig) -> Sources:
         else:
             assert config.moe is not None
             leaves |= _experts(path, name, config.moe, "gate", "shared_experts")
+    return leaves
+
+
+_LATENT = {
+    "query_down": "q_a_proj",
+    "query_up": "q_b_proj",
+    "key_down": "kv_a_proj_with_mqa",
+    "key_up": "kv_b_proj",
+    "out": "o_proj",
+}
+
+
+def _deepseek(config: DeepSeekConfig) -> Sources:
+    leaves = _ends("model.embed_tokens", "model.norm")
+    for i in range(config.layers):
+        path, name = f"layers.{i}", f"model.layers.{i}"
+        leaves |= _norm(f"{path}.attention_norm", f"{name}.input_layernorm")
+        leaves |= _norm(f"{path}.feed_forward_norm", f"{name}.post_attention_layernorm")
+        for ours, theirs in _LATENT.items():
+            leaves |= _linear(f"{path}.attention.{ours}", f"{name}.self_attn.{theirs}")
+        leaves |= _norm(f"{path}.attention.query_norm", f"{name}.self_attn.q_a_layernorm")
+        leaves |= _norm(f"{path}.attention.key_norm", f"{name}.self_attn.kv_a_layernorm")
+        half = f"{path}.feed_forward", f"{name}.mlp"
+        if i < config.dense:
+            leaves |= _mlp(*half, config.hidden, "swiglu")
+        else:
+            leaves |= _experts(*half, config.moe, "gate", "shared_experts")
     return leaves
