@@ -27,11 +27,14 @@ from octojax.errors import ExecutionError
 from octojax.jaxprs.flat import Builder, FlatJaxpr, flatten, rewrite
 from octojax.jaxprs.inline import CALLS, inline_jits
 from octojax.jaxprs.shardings import equations, evaluate
-from octojax.programs.recipe import raw, unstored
+from octojax.programs.recipe import raw, stored, unstored
 from octojax.stages.fingerprint import digest, portable
 
 SEED_BYTES = 1 << 16
 """Integers and keys of up to so many bytes are inputs of the programs that read them."""
+
+VECTOR = 16
+"""Elements of the widest vectors of today's processors, of float32."""
 
 
 class Initialization:
@@ -109,6 +112,10 @@ class Initialization:
         return self._homes.setdefault(form, where)
 
     def _made(self, atom: Var, where: Sharding) -> jax.Array:
+        if _is_narrow(stored(atom.aval).shape, where):
+            assert isinstance(where, NamedSharding)
+            whole = self._made(atom, NamedSharding(where.mesh, PartitionSpec()))
+            return jax.device_put(whole, where)
         inputs, closed = self._program(atom)
         name = digest(closed), where
         if name not in self._functions:
@@ -216,6 +223,13 @@ def _avals(eqn: JaxprEqn) -> Iterable[Any]:
 def _is_whole(aval: Any) -> bool:
     """Whether values of this type are integers, truth values or keys."""
     return compat.is_key(aval) or not jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def _is_narrow(shape: tuple[int, ...], where: Sharding) -> bool:
+    """Whether rows are cut into parts narrower than a vector, which the CPU backend of JAX 0.12
+    rounds otherwise: such a leaf is made whole, and divided then."""
+    part = where.shard_shape(shape)
+    return bool(shape) and part[-1] != shape[-1] and part[-1] < VECTOR
 
 
 def _of_stack(where: Sharding) -> Sharding:
