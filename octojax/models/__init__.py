@@ -1,4 +1,4 @@
-"""Real models in Flax NNX: Nemotron-H, Jamba, LLaMA, Gemma and DeepSeek.
+"""Real models in Flax NNX: Nemotron-H, Jamba, LLaMA, Gemma, DeepSeek and Qwen3-Next.
 
 Each module has a frozen config, presets by name in `PRESETS` (the published sizes, the
 OctoPipe paper's TABLE II, and `tiny`), a model class `Model(config, rngs=...)` and
@@ -6,7 +6,7 @@ OctoPipe paper's TABLE II, and `tiny`), a model class `Model(config, rngs=...)` 
 pipelines: between two layers one residual stream lives, and that is all the compiler needs.
 """
 
-from octojax.models import deepseek, gemma, jamba, llama, nemotron_h
+from octojax.models import deepseek, gemma, jamba, llama, nemotron_h, qwen3_next
 from octojax.models.language import count_parameters
 
-__all__ = ["count_parameters", "deepseek", "gemma", "jamba", "llama", "nemotron_h"]
+__all__ = ["count_parameters", "deepseek", "gemma", "jamba", "llama", "nemotron_h", "qwen3_next"]

@@ -10,6 +10,7 @@ stretching comes later), and the layer for multi-token prediction is left out.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +52,7 @@ class Layer(nnx.Module):
     """`x + attention(norm(x))`, then `x + feed_forward(norm(x))`, adding to the balance loss."""
 
     def __init__(self, index: int, config: DeepSeekConfig, rngs: nnx.Rngs):
-        dtypes = {"dtype": config.dtype, "param_dtype": config.param_dtype}
+        dtypes: dict[str, Any] = {"dtype": config.dtype, "param_dtype": config.param_dtype}
         out_std = config.std / math.sqrt(2 * config.layers)
         kinds = {"std": config.std, "out_std": out_std, "rngs": rngs, **dtypes}
         self.attention_norm = RMSNorm(config.width, epsilon=config.epsilon, **dtypes)

@@ -7,6 +7,7 @@ Source: DeepSeek-AI, "DeepSeek-V2" (2024), section 2.1.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +48,7 @@ class LatentAttention(nnx.Module):
         param_dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
-        norms = {"dtype": dtype, "param_dtype": param_dtype, "epsilon": epsilon}
+        norms: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype, "epsilon": epsilon}
         kinds = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         heads, key = config.heads, config.plain + config.turning
         self.config, self.rotary = config, rotary

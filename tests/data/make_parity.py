@@ -79,6 +79,16 @@ CASES = {
          "num_experts_per_tok": 2, "moe_intermediate_size": 8, "n_group": 3, "topk_group": 2,
          "moe_shared_expert_intermediate_size": 12, "routed_scaling_factor": 2.5},
     ),
+    "qwen3-next": (
+        "Qwen3Next",
+        {**SIZES, "head_dim": 8, "num_hidden_layers": 2, "full_attention_interval": 2,
+         "layer_types": ["linear_attention", "full_attention"],
+         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+         "shared_expert_intermediate_size": 6, "linear_num_key_heads": 2,
+         "linear_num_value_heads": 4, "linear_key_head_dim": 5, "linear_value_head_dim": 3,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 100.0,
+                             "partial_rotary_factor": 0.25}},
+    ),
     "deepseek-v3": (
         "DeepseekV3",
         {**{k: v for k, v in SIZES.items() if k != "head_dim"}, "num_hidden_layers": 2,

@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from octojax.models.attention import Mask, causal_attention
+from octojax.models.delta import delta_rule
 from octojax.models.dense import ACTIVATIONS, rms_norm
 from octojax.models.mamba1 import selective_scan
 from octojax.models.mamba2 import causal_conv, ssd
@@ -143,6 +144,24 @@ def test_selective_scan_is_its_recurrence(length, chunk):
     a = -jnp.exp(normal(4, 6, 3))
     assert_same_with_gradients(
         lambda *v: selective_scan(*v, chunk), naive_selective_scan, x, dt, a, b, c
+    )
+
+
+def naive_delta_rule(q, k, v, decay, beta):
+    state, outs = jnp.zeros((q.shape[0], q.shape[2], q.shape[3], v.shape[3])), []
+    for t in range(q.shape[1]):
+        state = state * jnp.exp(decay[:, t])[..., None, None]
+        missing = v[:, t] - jnp.einsum("bhkv,bhk->bhv", state, k[:, t])
+        state = state + jnp.einsum("bhk,bhv->bhkv", k[:, t], missing * beta[:, t, :, None])
+        outs.append(jnp.einsum("bhkv,bhk->bhv", state, q[:, t]))
+    return jnp.stack(outs, axis=1)
+
+
+def test_the_delta_rule_is_its_recurrence():
+    q, k, v = normal(0, 2, 8, 2, 3), normal(1, 2, 8, 2, 3) / 2, normal(2, 2, 8, 2, 4)
+    decay, beta = -jax.nn.softplus(normal(3, 2, 8, 2)), jax.nn.sigmoid(normal(4, 2, 8, 2))
+    assert_same_with_gradients(
+        lambda *x: delta_rule(*x, 3), naive_delta_rule, q, k, v, decay, beta, tolerance=5e-5
     )
 
 

@@ -21,7 +21,7 @@ TOLERANCE = 1e-4  # of the largest logit
 def test_every_family_has_a_case():
     assert {path.stem for path in CASES} >= {
         *("llama-3", "llama-3.1", "gemma-2", "gemma-3", "jamba"),
-        *("nemotron-h", "nemotron-h-experts", "deepseek-v3"),
+        *("nemotron-h", "nemotron-h-experts", "deepseek-v3", "qwen3-next"),
     }
 
 

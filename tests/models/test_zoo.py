@@ -9,7 +9,7 @@ import optax
 import pytest
 from flax import nnx
 
-from octojax.models import count_parameters, deepseek, gemma, jamba, llama, nemotron_h
+from octojax.models import count_parameters, deepseek, gemma, jamba, llama, nemotron_h, qwen3_next
 from octojax.models.language import token_loss
 from octojax.models.mamba1 import Mamba1Config
 from octojax.models.moe import MoEConfig
@@ -20,6 +20,7 @@ CLASSES = {
     llama: llama.Llama,
     gemma: gemma.Gemma,
     deepseek: deepseek.DeepSeek,
+    qwen3_next: qwen3_next.Qwen3Next,
 }
 MODULES = {module.__name__.rsplit(".", 1)[1]: module for module in CLASSES}
 EXPERTS = dataclasses.replace(
@@ -95,6 +96,7 @@ LONG = [
     ("llama", "llama-m", 2.79),
     ("llama", "llama-l", 5.59),
     ("deepseek", "deepseek-v3", 671.0),
+    ("qwen3_next", "qwen3-next-80b-a3b", 79.7),
 ]
 
 

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from octojax.models.deepseek import DeepSeekConfig
+from octojax.models.delta import DeltaConfig
 from octojax.models.jamba import JambaConfig
 from octojax.models.latent import LatentConfig
 from octojax.models.mamba1 import Mamba1Config
 from octojax.models.mamba2 import Mamba2Config
 from octojax.models.moe import MoEConfig
 from octojax.models.nemotron_h import NemotronHConfig
+from octojax.models.qwen3_next import Qwen3NextConfig
 from octojax.models.rotary import Smoothing
 from octojax.models.transformer import TransformerConfig
 from octojax.models.weights.names import Config
@@ -244,7 +246,50 @@ def _deepseek(raw: Raw) -> DeepSeekConfig:
     )
 
 
+def _qwen3_next(raw: Raw) -> Qwen3NextConfig:
+    base, scaling = _rope(raw)
+    every = raw.get("full_attention_interval") or 4
+    layers = raw["num_hidden_layers"]
+    kinds = raw.get("layer_types")
+    expected = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+    if (kinds and kinds != expected) or raw.get("mlp_only_layers") or _stretch(scaling) != 1.0:
+        raise ValueError(
+            f"a Qwen3-Next has here attention in every {every}th layer, experts in all, and plain "
+            f"positions"
+        )
+    part = scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 0.25
+    return Qwen3NextConfig(
+        layers=layers,
+        width=raw["hidden_size"],
+        heads=raw["num_attention_heads"],
+        kv_heads=raw["num_key_value_heads"],
+        head_dim=raw["head_dim"],
+        delta=DeltaConfig(
+            key_heads=raw["linear_num_key_heads"],
+            value_heads=raw["linear_num_value_heads"],
+            key_dim=raw["linear_key_head_dim"],
+            value_dim=raw["linear_value_head_dim"],
+            conv=raw["linear_conv_kernel_dim"],
+        ),
+        moe=MoEConfig(
+            experts=raw["num_experts"],
+            chosen=raw["num_experts_per_tok"],
+            hidden=raw["moe_intermediate_size"],
+            shared_hidden=raw["shared_expert_intermediate_size"],
+            shared_gate=True,
+            normalize=raw["norm_topk_prob"],
+            method="ragged",
+        ),
+        vocabulary=raw["vocab_size"],
+        attention_every=every,
+        rope_base=10_000.0 if base is None else base,
+        rope_part=part,
+        epsilon=raw["rms_norm_eps"],
+    )
+
+
 _FAMILIES = {
+    "qwen3_next": _qwen3_next,
     "deepseek_v3": _deepseek,
     "llama": _llama,
     "gemma2": _gemma,

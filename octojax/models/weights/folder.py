@@ -17,6 +17,7 @@ from flax import nnx
 from octojax.models.deepseek import DeepSeek, DeepSeekConfig
 from octojax.models.jamba import Jamba, JambaConfig
 from octojax.models.nemotron_h import NemotronH, NemotronHConfig
+from octojax.models.qwen3_next import Qwen3Next, Qwen3NextConfig
 from octojax.models.transformer import Transformer
 from octojax.models.weights.layout import Index, Leaf
 from octojax.models.weights.names import Config, Sources, sources_of
@@ -45,6 +46,8 @@ def model_of(config: Config) -> nnx.Module:
         return NemotronH(config, rngs=nnx.Rngs(0))
     if isinstance(config, DeepSeekConfig):
         return DeepSeek(config, rngs=nnx.Rngs(0))
+    if isinstance(config, Qwen3NextConfig):
+        return Qwen3Next(config, rngs=nnx.Rngs(0))
     return Transformer(config, rngs=nnx.Rngs(0))
 
 

@@ -10,13 +10,14 @@ from octojax.models.jamba import JambaConfig
 from octojax.models.mamba1 import Mamba1Config
 from octojax.models.moe import MoEConfig
 from octojax.models.nemotron_h import NemotronHConfig
+from octojax.models.qwen3_next import Qwen3NextConfig
 from octojax.models.transformer import TransformerConfig
 from octojax.models.weights.layout import Joined, Source, Stacked, Taps, Tensor, Transposed
 
 Sources = dict[str, Source]
 """Path of a leaf -> where it comes from."""
 
-Config = TransformerConfig | JambaConfig | NemotronHConfig | DeepSeekConfig
+Config = TransformerConfig | JambaConfig | NemotronHConfig | DeepSeekConfig | Qwen3NextConfig
 
 
 def sources_of(config: Config) -> Sources:
@@ -29,6 +30,8 @@ def sources_of(config: Config) -> Sources:
         return _nemotron_h(config)
     if isinstance(config, DeepSeekConfig):
         return _deepseek(config)
+    if isinstance(config, Qwen3NextConfig):
+        return _qwen3_next(config)
     raise TypeError(f"no published names are known for a {type(config).__name__}")
 
 
@@ -202,4 +205,34 @@ def _deepseek(config: DeepSeekConfig) -> Sources:
             leaves |= _mlp(*half, config.hidden, "swiglu")
         else:
             leaves |= _experts(*half, config.moe, "gate", "shared_experts")
+    return leaves
+
+
+def _gated_delta(path: str, name: str) -> Sources:
+    leaves: Sources = {
+        f"{path}.conv_weight": Taps(f"{name}.conv1d.weight"),
+        f"{path}.dt_bias": Tensor(f"{name}.dt_bias"),
+        f"{path}.a_log": Tensor(f"{name}.A_log"),
+    }
+    leaves |= _norm(f"{path}.norm", f"{name}.norm")
+    leaves |= _linear(f"{path}.into", f"{name}.in_proj_qkvz")
+    leaves |= _linear(f"{path}.rates", f"{name}.in_proj_ba")
+    return leaves | _linear(f"{path}.out", f"{name}.out_proj")
+
+
+def _qwen3_next(config: Qwen3NextConfig) -> Sources:
+    leaves = _ends("model.embed_tokens", "model.norm")
+    for i in range(config.layers):
+        path, name = f"layers.{i}", f"model.layers.{i}"
+        leaves |= _norm(f"{path}.mixer_norm", f"{name}.input_layernorm")
+        leaves |= _norm(f"{path}.experts_norm", f"{name}.post_attention_layernorm")
+        if config.attends(i):
+            pairs = (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"), ("out", "o_proj"))
+            for ours, theirs in pairs:
+                leaves |= _linear(f"{path}.mixer.{ours}", f"{name}.self_attn.{theirs}")
+            leaves |= _norm(f"{path}.mixer.q_norm", f"{name}.self_attn.q_norm")
+            leaves |= _norm(f"{path}.mixer.k_norm", f"{name}.self_attn.k_norm")
+        else:
+            leaves |= _gated_delta(f"{path}.mixer", f"{name}.linear_attn")
+        leaves |= _experts(f"{path}.experts", f"{name}.mlp", config.moe, "gate", "shared_expert")
     return leaves
