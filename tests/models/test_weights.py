@@ -117,7 +117,7 @@ def test_folders_and_configurations_of_other_kinds_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="names files that are not there: model-00002"):
         Weights(folder, config_of(folder))
     raw = tensors_of("llama-3")[0]
-    with pytest.raises(ValueError, match="unknown model_type 'gpt2'; known are gemma2"):
+    with pytest.raises(ValueError, match="unknown model_type 'gpt2'; known are deepseek_v3"):
         config_from({"model_type": "gpt2"})
     with pytest.raises(ValueError, match="only switched off: attention_bias"):
         config_from({**raw, "attention_bias": True})
