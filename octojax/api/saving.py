@@ -16,7 +16,7 @@ from octojax.api.leaf_sources import GivenLeaves, JoinedLeaves, StoredLeaves
 from octojax.checkpoint.leaves import Row, Words, form_of, unlike, words
 from octojax.checkpoint.sharded import Shard, StoredTrees, shards_of
 from octojax.compat import is_key
-from octojax.errors import ExecutionError
+from octojax.errors import ExecutionError, MeshError
 from octojax.programs.recipe import raw, unstored
 from octojax.stages.program import Role
 from octojax.update.layout import Rows
@@ -125,7 +125,8 @@ def restore(step: "TrainStep", path: str | Path) -> tuple[Any, Any, int]:
     this process's ranks, and the step number in `path`. Of a leaf a rank reads what it will keep.
 
     Raises `FormatError` naming the leaves that are not those of the step's model and optimizer;
-    in several processes `ExecutionError` where the path holds no checkpoint for one of them.
+    in several processes `MeshError` where they have read different checkpoints, and
+    `ExecutionError` where the path holds none for one of them.
     """
     count = jax.process_count() if processes.several() else 1
     error: Exception | None = None
@@ -146,6 +147,12 @@ def restore(step: "TrainStep", path: str | Path) -> tuple[Any, Any, int]:
     if error is not None:
         raise error
     others = [f"process {p}: {text}" for p, text in enumerate(told) if text != mine]
+    if others and all(text.startswith("step ") for text in told):
+        each = ", ".join(f"process {p} has {text}" for p, text in enumerate(told))
+        raise MeshError(
+            f"the processes have read different checkpoints ({each}), this one from {path}. Every "
+            f"process must read the same checkpoint: give a path that all see"
+        )
     if others:
         raise ExecutionError(
             f"this process has read {mine} from {path}, but {'; '.join(others)}. Every process "

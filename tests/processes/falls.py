@@ -83,7 +83,7 @@ def values(folder: str) -> None:
     for name, rows in (("a", batch), ("b", shuffled)):
         step.save(f"{folder}/{name}", step(step.init(), rows)[0])
     other_file = f"{folder}/{'b' if ODD else 'a'}"
-    refused(lambda: step.restore(other_file), "params.w0: ", "opt_state.", "the checkpoint")
+    refused(lambda: step.restore(other_file), "different checkpoints")
     assert step.restore(f"{folder}/a").step == 1
 
     rare = compiled(compare_values=10**6)
