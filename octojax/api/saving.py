@@ -13,7 +13,7 @@ import jax.tree_util as tree
 
 from octojax import checkpoint, processes
 from octojax.api.leaf_sources import GivenLeaves, JoinedLeaves, StoredLeaves
-from octojax.checkpoint.leaves import Row, Words, form_of, unlike, words
+from octojax.checkpoint.leaves import Row, Words, check_storable, form_of, unlike, words
 from octojax.checkpoint.sharded import Shard, StoredTrees, shards_of
 from octojax.compat import is_key
 from octojax.errors import ExecutionError, MeshError
@@ -68,6 +68,7 @@ def _rows(step: "TrainStep") -> list[Row]:
             at = unlike(name, places)
             places.add(".".join(at))
             rows.append(form_of(name, aval, at))
+    check_storable(rows)
     return rows
 
 

@@ -84,11 +84,22 @@ def rows_of(trees: Mapping[str, Any]) -> dict[Row, np.ndarray]:
             kind = str(jax.random.key_impl(leaf)) if _is_key(leaf) else None
             rows[Row(name, value.shape, str(value.dtype), at, kind)] = value
     if wrong:
-        raise TypeError(
-            f"a checkpoint holds arrays of numbers, but {'; '.join(wrong)}. Keep other things "
-            f"outside of the trees; of unsigned numbers of 4 or 2 bits use the signed ones or uint8"
-        )
+        raise _not_numbers(wrong)
     return rows
+
+
+def check_storable(rows: Iterable[Row]) -> None:
+    """Raises `TypeError` naming every leaf of a type that the format does not know."""
+    wrong = [f"{row} is of type {row.dtype}" for row in rows if row.dtype in _UNKNOWN_TO_THE_FORMAT]
+    if wrong:
+        raise _not_numbers(wrong)
+
+
+def _not_numbers(wrong: Sequence[str]) -> TypeError:
+    return TypeError(
+        f"a checkpoint holds arrays of numbers, but {'; '.join(wrong)}. Keep other things outside "
+        f"of the trees; of unsigned numbers of 4 or 2 bits use the signed ones or uint8"
+    )
 
 
 def form_of(name: Words, aval: Any, at: Words | None = None) -> Row:

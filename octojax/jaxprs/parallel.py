@@ -31,7 +31,7 @@ class _Map:
     counters: Mapping[Var, Literal]
 
 
-_WITHOUT_BATCHES = frozenset({"ragged_dot", "ragged_dot_general"})
+_WITHOUT_BATCHES = frozenset({"ragged_dot_general"})
 """What `jax.vmap` refuses along an axis of its groups (JAX 0.10 to 0.12)."""
 
 

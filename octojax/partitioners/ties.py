@@ -5,19 +5,19 @@
 Every objective here counts the slowest stage, not where it stands; a schedule does.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
+from octojax.ir.action import Action, Kind
 from octojax.ir.partition import Partition
-from octojax.ir.schedule import Schedule
 from octojax.partitioners.chain import Chain
 from octojax.schedules import generate
-from octojax.simulate import StageCosts, simulate
 
 MOST_ACTIONS = 10_000
-"""Simulated actions that one search may take: about 0.1 s. Wide pipelines are left as they are."""
+"""Simulated actions that one search may take: some milliseconds. Wide pipelines are left as they are."""
 
 
 def quickest(
@@ -30,11 +30,10 @@ def quickest(
     many microbatches as stages are simulated at most: more only repeat the steady state.
     """
     stages = partition.num_stages
-    table = _one_f_one_b(stages, min(microbatches, 2 * stages))
-    actions = 2 * stages * min(microbatches, 2 * stages)
-    left = MOST_ACTIONS // max(1, actions)
+    order = _one_f_one_b(stages, min(microbatches, 2 * stages))
+    left = MOST_ACTIONS // len(order)
     costs = np.array([chain.forward_s, chain.backward_s]).T
-    best, least = partition, _makespan(partition, costs, table)
+    best, least = partition, _makespan(partition, costs, order)
     better = True
     while better and left > 0:
         better = False
@@ -42,7 +41,7 @@ def quickest(
             if left <= 0 or not equal(other):
                 continue
             left -= 1
-            makespan = _makespan(other, costs, table)
+            makespan = _makespan(other, costs, order)
             if makespan < least * (1 - 1e-9):
                 best, least, better = other, makespan, True
     return best
@@ -60,13 +59,47 @@ def _neighbours(partition: Partition) -> Iterator[Partition]:
 
 
 @cache
-def _one_f_one_b(stages: int, microbatches: int) -> Schedule:
-    return generate("1f1b", stages, microbatches)
+def _one_f_one_b(stages: int, microbatches: int) -> tuple[tuple[int, int, int, int], ...]:
+    """Every action of 1F1B behind those that it follows: its stage, 0 for F and 1 for B, and the
+    numbers of the action before on its rank and of that which makes its input (-1: none)."""
+    rows = generate("1f1b", stages, microbatches).ranks
+    number: dict[Action, int] = {}
+    order: list[tuple[int, int, int, int]] = []
+    position, last = [0] * stages, [-1] * stages
+    while len(order) < sum(map(len, rows)):
+        for rank, row in enumerate(rows):
+            while position[rank] < len(row):
+                action = row[position[rank]]
+                assert isinstance(action, Action)
+                source = _source(action, stages)
+                if source is not None and source not in number:
+                    break
+                backward = int(action.kind is Kind.BACKWARD)
+                before = -1 if source is None else number[source]
+                order.append((action.stage, backward, last[rank], before))
+                number[action] = last[rank] = len(order) - 1
+                position[rank] += 1
+    return tuple(order)
 
 
-def _makespan(partition: Partition, costs: np.ndarray, table: Schedule) -> float:
-    forward, backward = np.add.reduceat(costs, partition.bounds[:-1], axis=0).T
-    seconds = np.stack([forward, backward, backward / 2, backward / 2, forward], axis=1)
-    stages = len(forward)
-    costed = StageCosts(seconds, np.zeros((stages, 5)), np.zeros(stages, dtype=np.bool_))
-    return simulate(table, costed, compiled=False).makespan_s
+def _source(action: Action, stages: int) -> Action | None:
+    """The action that makes what this one reads from another stage, or from its own forward."""
+    if action.kind is Kind.FORWARD:
+        return replace(action, stage=action.stage - 1) if action.stage else None
+    if action.stage == stages - 1:
+        return replace(action, kind=Kind.FORWARD)
+    return replace(action, stage=action.stage + 1)
+
+
+def _makespan(
+    partition: Partition, costs: np.ndarray, order: Sequence[tuple[int, int, int, int]]
+) -> float:
+    """The makespan of 1F1B without transfers: the longest path, as `octojax.simulate` has it."""
+    seconds = np.add.reduceat(costs, partition.bounds[:-1], axis=0).tolist()
+    ends: list[float] = []
+    for stage, kind, before, source in order:
+        start = 0.0 if before < 0 else ends[before]
+        if source >= 0:
+            start = max(start, ends[source])
+        ends.append(start + seconds[stage][kind])
+    return max(ends)

@@ -819,7 +819,7 @@ _RULES: dict[str, Callable[..., Rows | list[Rows]]] = {
     "split": _split,
     "pad": _pad,
     "dot_general": _dot,
-    **dict.fromkeys(("ragged_dot", "ragged_dot_general"), _ragged_dot),
+    "ragged_dot_general": _ragged_dot,
     "iota": _iota,
     "random_bits": _draws,
     "random_split": _draws,

@@ -14,7 +14,7 @@ from octojax.update.places import parameter_of
 from octojax.update.plan import End, Role, UpdatePlan, UpdateProgram
 from octojax.update.rows import ELEMENTWISE
 
-_FORMS = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim"})
+_FORMS = frozenset({"reshape", "squeeze", "broadcast_in_dim"})
 """What may add or drop dimensions of size 1."""
 
 Found = dict[int, str]

@@ -81,6 +81,7 @@ def test_bytes_are_those_of_the_state_that_the_same_step_makes(axis: str, zero: 
     assert ("taken as divided along their largest dimension" in text) == dry.assumed_specs
 
 
+@pytest.mark.slow
 def test_sizes_are_chosen_for_devices_and_a_larger_tensor_axis_keeps_less() -> None:
     given: dict[str, Any] = {"machine": MACHINE, "device": DEVICE, "progress": False}
     chosen = octopipe.dry_run(

@@ -5,6 +5,7 @@ import math
 from itertools import combinations, pairwise, permutations
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,10 +13,10 @@ from hypothesis import strategies as st
 from octojax.errors import CapacityError, PlanError, ProfileError
 from octojax.ir import LayerCost, Machine, Partition, Profile, uniform_partition
 from octojax.ir.plan import Plan
-from octojax.partitioners import PARTITIONERS, divide, partition
+from octojax.partitioners import PARTITIONERS, divide, partition, ties
 from octojax.partitioners.chain import Chain
 from octojax.schedules import generate
-from octojax.simulate import simulate
+from octojax.simulate import StageCosts, simulate
 
 GOLDENS = json.loads(
     (Path(__file__).parent.parent / "goldens" / "partition_dp.json").read_text("utf-8")
@@ -327,3 +328,23 @@ def test_uniform_gives_embedding_and_head_to_the_ends():
     assert uniform_partition(("embedding", "a", "a", "head"), 4).sizes == (1, 1, 1, 1)
     with pytest.raises(PlanError, match="2 layers cannot form 3 stages"):
         uniform_partition(("a", "a"), 3)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 4), st.floats(0.1, 4)), min_size=1, max_size=5),
+    st.integers(1, 9),
+)
+@settings(max_examples=30)
+def test_ties_are_weighed_by_the_makespan_that_the_simulator_has(seconds, microbatches):
+    stages = len(seconds)
+    forward, backward = np.array(seconds).T
+    found = ties._makespan(
+        Partition((1,) * stages), np.array(seconds), ties._one_f_one_b(stages, microbatches)
+    )
+    costs = StageCosts(
+        np.stack([forward, backward, backward / 2, backward / 2, forward], axis=1),
+        np.zeros((stages, 5)),
+        np.zeros(stages, dtype=np.bool_),
+    )
+    table = generate("1f1b", stages, microbatches)
+    assert found == pytest.approx(simulate(table, costs, compiled=False).makespan_s)
