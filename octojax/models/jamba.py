@@ -66,7 +66,7 @@ class Layer(nnx.Module):
     """`x + mixer(norm(x))`, then `x + feed_forward(norm(x))`, adding to the balance loss."""
 
     def __init__(self, index: int, config: JambaConfig, rngs: nnx.Rngs):
-        dtypes = {"dtype": config.dtype, "param_dtype": config.param_dtype}
+        dtypes: dict[str, Any] = {"dtype": config.dtype, "param_dtype": config.param_dtype}
         kinds = {
             "std": config.std,
             "out_std": config.std / math.sqrt(2 * config.layers),

@@ -17,7 +17,7 @@ from octojax.partitioners.chain import Chain
 from octojax.schedules import generate
 
 MOST_ACTIONS = 10_000
-"""Simulated actions that one search may take: some milliseconds. Wide pipelines are left as they are."""
+"""Actions that one search may weigh: some milliseconds. Wide pipelines are left as they are."""
 
 
 def quickest(
