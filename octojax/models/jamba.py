@@ -8,6 +8,7 @@ Source: AI21, "Jamba" (2024), section 3 and its published configuration.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
