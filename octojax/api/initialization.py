@@ -226,10 +226,10 @@ def _is_whole(aval: Any) -> bool:
 
 
 def _is_narrow(shape: tuple[int, ...], where: Sharding) -> bool:
-    """Whether rows are cut into parts narrower than a vector, which the CPU backend of JAX 0.12
-    rounds otherwise: such a leaf is made whole, and divided then."""
+    """Whether a leaf is cut into parts whose rows are narrower than a vector, which the CPU backend
+    of JAX 0.12 rounds otherwise: such a leaf is made whole, and divided then."""
     part = where.shard_shape(shape)
-    return bool(shape) and part[-1] != shape[-1] and part[-1] < VECTOR
+    return bool(shape) and part != shape and part[-1] < VECTOR
 
 
 def _of_stack(where: Sharding) -> Sharding:

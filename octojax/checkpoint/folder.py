@@ -55,7 +55,10 @@ def local_folder(path: str | Path) -> Path:
             f"to one, and copy the whole folder"
         )
     try:
-        return Path(text).expanduser().resolve()
+        folder = Path(text).expanduser().resolve()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            folder.stat()  # Python 3.13 resolves links in a circle to themselves
+        return folder
     except (RuntimeError, OSError) as error:  # links in a circle; a user that does not exist
         raise ValueError(f"{text!r} cannot be the folder of a checkpoint: {error}") from None
 

@@ -242,7 +242,8 @@ def test_paths_that_name_nothing(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     for link, to in (("here", "there"), ("there", "here")):
         (tmp_path / link).symlink_to(to)
-    for name, reason in {"": "is empty", "a\0b": "null byte", "here": "[Ss]ymlink loop"}.items():
+    circle = "([Ss]ymlink loop|symbolic links)"
+    for name, reason in {"": "is empty", "a\0b": "null byte", "here": circle}.items():
         for use in (lambda n: checkpoint.save(n, tree(1)), checkpoint.load):
             with pytest.raises(ValueError, match=f"cannot be the folder .*{reason}"):
                 use(name)
