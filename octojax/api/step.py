@@ -21,6 +21,7 @@ from octojax.api.reference import per_microbatch, reference
 from octojax.api.rehearsal import Rehearsal, rehearse
 from octojax.api.report import StepReport, report
 from octojax.api.state_layout import check_alive
+from octojax.api.structure import refuse_changed
 from octojax.api.update_plan import update_of
 from octojax.errors import ExecutionError, NonFiniteError
 from octojax.executor.engine import Results
@@ -33,6 +34,7 @@ from octojax.ir.shown import count, line, picture
 from octojax.processes import call
 from octojax.programs.recipe import stored
 from octojax.update import GRAD_NORM, Places, UpdatePlan
+from octojax.update.state import piece_aval
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,6 @@ class TrainStep:
         self.loss, self.optimizer = loss, optimizer
         self._ledger = Ledger()
         self._newest: tuple[TrainState, dict[str, Any]] | None = None
-        self._opt_forms: list[tuple[Any, Any]] | None = None
 
     def __repr__(self) -> str:
         devices = [str(device) for rank in self.loss.mesh.ranks for device in rank.devices]
@@ -188,8 +189,6 @@ class TrainStep:
 
     def renewed(self, held: Held, opt_state: Any, count: int) -> TrainState:
         """Returns a training state of this step after `count` calls."""
-        if self._opt_forms is None:
-            self._opt_forms = _forms(opt_state)
         return TrainState(held, opt_state, count, self.origin)
 
     @overload
@@ -484,30 +483,18 @@ class TrainStep:
         """Raises `ValueError` naming the values of `state` that are not those that were compiled
         for, such as those of a cast state."""
         check_alive(state.held)
-        wrong = [
-            f"{unit.name} is {value.dtype}{list(value.shape)}, compiled for "
-            f"{aval.dtype}{list(aval.shape)}"
-            for unit, value, aval in zip(
-                self.loss.staged.units,
-                state.held.units,
-                map(stored, self.loss.staged.unit_avals),
-                strict=True,
-            )
-            if value is not None and (value.shape, value.dtype) != (aval.shape, aval.dtype)
-        ]
-        forms = _forms(state.opt_state)
-        wrong += [
-            f"a value of the optimizer state is {a[1]}{list(a[0])}, compiled for {b[1]}{list(b[0])}"
-            for a, b in zip(forms, self._opt_forms or forms, strict=False)
-            if a != b
-        ]
-        if wrong:
-            more = f", and {len(wrong) - 20} more" if len(wrong) > 20 else ""
-            raise ValueError(
-                f"{len(wrong)} values of this training state have been changed: "
-                f"{', '.join(wrong[:20])}{more}. A step runs its state in the types that it was "
-                f"compiled for: begin with step.init(params) of a step compiled for the other ones"
-            )
+        staged, plan = self.loss.staged, self.update_plan
+        names = [unit.name for unit in staged.units]
+        refuse_changed(
+            [
+                *zip(names, state.held.units, map(stored, staged.unit_avals), strict=True),
+                *(
+                    ("a value of the optimizer state", value, piece_aval(plan, k))
+                    for rank in self.loss.mesh.local_ranks
+                    for k, value in zip(plan.states_on(rank), state.opt_state[rank], strict=True)
+                ),
+            ]
+        )
 
     def _extra(self, value: Any) -> dict[int, Any] | None:
         """The loss on the ranks whose update reads it (`optax.contrib.reduce_on_plateau`)."""
@@ -526,11 +513,6 @@ def _expect_kind(state: Any) -> None:
             f"state is of type {type(state).__name__}, expected the TrainState that step.init(), "
             f"step.restore(path) or a step before returned"
         )
-
-
-def _forms(tree: Any) -> list[tuple[Any, Any]]:
-    """Shapes and types of a tree's arrays."""
-    return [(x.shape, x.dtype) for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
 
 
 def _failed_update(error: Exception, state: TrainState) -> Exception:

@@ -1,6 +1,6 @@
 """A tree of values held against the leaves that a step was compiled for: by path, not by place."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -46,6 +46,22 @@ def leaves_like(value: Any, expected: Leaves, what: str) -> list[Any]:
             f"of the model, or compile a step for the other one"
         )
     return list(leaves)
+
+
+def refuse_changed(rows: Iterable[tuple[str, Any, Any]]) -> None:
+    """Raises `ValueError` listing all values of a training state that have another shape or type
+    than they were compiled for; `rows` are names, values (None: another process's) and types."""
+    wrong = [
+        f"{name} is {value.dtype}{list(value.shape)}, compiled for {aval.dtype}{list(aval.shape)}"
+        for name, value, aval in rows
+        if value is not None and (value.shape, value.dtype) != (aval.shape, aval.dtype)
+    ]
+    if wrong:
+        text = listed(f"{len(wrong)} values of this training state have been changed", wrong)
+        raise ValueError(
+            f"{text}. A step runs its state in the types that it was compiled for: begin with "
+            f"step.init(params) of a step compiled for the other ones"
+        )
 
 
 def refuse_packed(params: Any) -> None:

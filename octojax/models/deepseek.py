@@ -18,7 +18,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from octojax.models.dense import MLP, RMSNorm
-from octojax.models.language import Embedding, Head, inputs_and_targets, token_loss
+from octojax.models.language import BalancedLanguageModel, balanced_loss
 from octojax.models.latent import LatentAttention, LatentConfig
 from octojax.models.moe import MoE, MoEConfig
 from octojax.models.rotary import Rotary
@@ -80,41 +80,16 @@ class Layer(nnx.Module):
         return x_BTD + self.feed_forward(normed_BTD), balance
 
 
-class DeepSeek(nnx.Module):
+class DeepSeek(BalancedLanguageModel):
     """The language model: tokens (B, T) to logits (B, T, V)."""
 
     def __init__(self, config: DeepSeekConfig, *, rngs: nnx.Rngs):
-        self.config = config
-        kinds = {"std": config.std, "param_dtype": config.param_dtype, "rngs": rngs}
-        self.embedding = Embedding(
-            config.vocabulary, config.width, stream_dtype=config.dtype, **kinds
-        )
-        self.layers = nnx.List([Layer(i, config, rngs) for i in range(config.layers)])
-        self.head = Head(
-            config.width, config.vocabulary, epsilon=config.epsilon, dtype=config.dtype, **kinds
-        )
-
-    def outputs(self, token_BT: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Returns `(logits, balance)`, the balance loss accumulated along the depth."""
-        x_BTD = self.embedding(token_BT)
-        balance = None
-        for layer in self.layers:
-            x_BTD, balance = layer(x_BTD, balance)
-        return self.head(x_BTD), balance
-
-    def __call__(self, token_BT: jax.Array) -> jax.Array:
-        return self.outputs(token_BT)[0]
+        super().__init__(config, lambda i: Layer(i, config, rngs), rngs=rngs)
 
 
 def loss(model: DeepSeek, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Returns the mean next-token loss of `{"tokens": (B, T + 1)}`, plus the experts' balance."""
-    token_BT, target_BT = inputs_and_targets(batch)
-    logits_BTV, balance = model.outputs(token_BT)
-    value = token_loss(logits_BTV, target_BT)
-    if balance is None:
-        return value
-    count = model.config.layers - model.config.dense
-    return value + model.config.balance_weight / count * balance
+    return balanced_loss(model, batch, model.config.layers - model.config.dense)
 
 
 def deepseek_v3() -> DeepSeekConfig:

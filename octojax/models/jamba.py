@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from octojax.models.attention import Attention
 from octojax.models.dense import MLP, RMSNorm
-from octojax.models.language import Embedding, Head, inputs_and_targets, token_loss
+from octojax.models.language import BalancedLanguageModel, balanced_loss
 from octojax.models.mamba1 import Mamba1, Mamba1Config
 from octojax.models.mamba2 import Mamba2, Mamba2Config
 from octojax.models.moe import MoE, MoEConfig
@@ -101,41 +101,16 @@ class Layer(nnx.Module):
         return x_BTD + y_BTD.astype(x_BTD.dtype), balance
 
 
-class Jamba(nnx.Module):
+class Jamba(BalancedLanguageModel):
     """The language model: tokens (B, T) to logits (B, T, V)."""
 
     def __init__(self, config: JambaConfig, *, rngs: nnx.Rngs):
-        self.config = config
-        kinds = {"std": config.std, "param_dtype": config.param_dtype, "rngs": rngs}
-        self.embedding = Embedding(
-            config.vocabulary, config.width, stream_dtype=config.dtype, **kinds
-        )
-        self.layers = nnx.List([Layer(i, config, rngs) for i in range(config.layers)])
-        self.head = Head(
-            config.width, config.vocabulary, epsilon=config.epsilon, dtype=config.dtype, **kinds
-        )
-
-    def outputs(self, token_BT: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Returns `(logits, balance)`, the balance loss accumulated along the depth."""
-        x_BTD = self.embedding(token_BT)
-        balance = None
-        for layer in self.layers:
-            x_BTD, balance = layer(x_BTD, balance)
-        return self.head(x_BTD), balance
-
-    def __call__(self, token_BT: jax.Array) -> jax.Array:
-        return self.outputs(token_BT)[0]
+        super().__init__(config, lambda i: Layer(i, config, rngs), rngs=rngs)
 
 
 def loss(model: Jamba, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Returns the mean next-token loss of `{"tokens": (B, T + 1)}`, plus the experts' balance."""
-    token_BT, target_BT = inputs_and_targets(batch)
-    logits_BTV, balance = model.outputs(token_BT)
-    value = token_loss(logits_BTV, target_BT)
-    if balance is None:
-        return value
-    count = sum(map(model.config.routes, range(model.config.layers)))
-    return value + model.config.balance_weight / count * balance
+    return balanced_loss(model, batch, sum(map(model.config.routes, range(model.config.layers))))
 
 
 def jamba_v0_1() -> JambaConfig:

@@ -3,7 +3,8 @@
 Legend: B batch, T time, S = T + 1 tokens of a sample, D width, V vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +100,59 @@ class Head(nnx.Module):
         else:
             logits_BTV = normed @ table_VD.astype(normed.dtype).T
         return logits_BTV if self.cap is None else self.cap * jnp.tanh(logits_BTV / self.cap)
+
+
+class BalancedLanguageModel(nnx.Module):
+    """Tokens (B, T) to logits (B, T, V), through layers that hand on `(x, balance)`.
+
+    `balance` is the balance loss of the experts along the depth, None before the first of them.
+    `layer(i)` makes layer i; `centered` is the head's norm's.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        layer: Callable[[int], nnx.Module],
+        *,
+        centered: bool = False,
+        rngs: nnx.Rngs,
+    ):
+        self.config = config
+        sizes = config.vocabulary, config.width
+        kinds = {"std": config.std, "param_dtype": config.param_dtype, "rngs": rngs}
+        self.embedding = Embedding(*sizes, stream_dtype=config.dtype, **kinds)
+        self.layers = nnx.List([layer(i) for i in range(config.layers)])
+        self.head = Head(
+            *reversed(sizes),
+            epsilon=config.epsilon,
+            centered=centered,
+            dtype=config.dtype,
+            **kinds,
+        )
+
+    def outputs(self, token_BT: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Returns `(logits, balance)`."""
+        x_BTD = self.embedding(token_BT)
+        balance = None
+        for layer in self.layers:
+            x_BTD, balance = layer(x_BTD, balance)
+        return self.head(x_BTD), balance
+
+    def __call__(self, token_BT: jax.Array) -> jax.Array:
+        return self.outputs(token_BT)[0]
+
+
+def balanced_loss(
+    model: BalancedLanguageModel, batch: Mapping[str, jax.Array], routed: int
+) -> jax.Array:
+    """Returns the mean next-token loss of `{"tokens": (B, T + 1)}`, plus the balance of the
+    experts, which `routed` layers have."""
+    token_BT, target_BT = inputs_and_targets(batch)
+    logits_BTV, balance = model.outputs(token_BT)
+    value = token_loss(logits_BTV, target_BT)
+    if balance is None:
+        return value
+    return value + model.config.balance_weight / routed * balance
 
 
 def inputs_and_targets(batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from octojax.models.attention import causal_attention
 from octojax.models.delta import DeltaConfig, GatedDelta
 from octojax.models.dense import Linear, RMSNorm
-from octojax.models.language import Embedding, Head, inputs_and_targets, token_loss
+from octojax.models.language import BalancedLanguageModel, balanced_loss
 from octojax.models.moe import MoE, MoEConfig
 from octojax.models.rotary import Rotary, rotate
 
@@ -106,43 +106,16 @@ class Layer(nnx.Module):
         return x_BTD + y_BTD, more if balance is None else balance + more
 
 
-class Qwen3Next(nnx.Module):
+class Qwen3Next(BalancedLanguageModel):
     """The language model: tokens (B, T) to logits (B, T, V)."""
 
     def __init__(self, config: Qwen3NextConfig, *, rngs: nnx.Rngs):
-        self.config = config
-        kinds = {"std": config.std, "param_dtype": config.param_dtype, "rngs": rngs}
-        sizes = config.vocabulary, config.width
-        self.embedding = Embedding(*sizes, stream_dtype=config.dtype, **kinds)
-        self.layers = nnx.List([Layer(i, config, rngs) for i in range(config.layers)])
-        self.head = Head(
-            config.width,
-            config.vocabulary,
-            epsilon=config.epsilon,
-            centered=True,
-            dtype=config.dtype,
-            **kinds,
-        )
-
-    def outputs(self, token_BT: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Returns `(logits, balance)`, the balance loss accumulated along the depth."""
-        x_BTD = self.embedding(token_BT)
-        balance = None
-        for layer in self.layers:
-            x_BTD, balance = layer(x_BTD, balance)
-        return self.head(x_BTD), balance
-
-    def __call__(self, token_BT: jax.Array) -> jax.Array:
-        return self.outputs(token_BT)[0]
+        super().__init__(config, lambda i: Layer(i, config, rngs), centered=True, rngs=rngs)
 
 
 def loss(model: Qwen3Next, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Returns the mean next-token loss of `{"tokens": (B, T + 1)}`, plus the experts' balance."""
-    token_BT, target_BT = inputs_and_targets(batch)
-    logits_BTV, balance = model.outputs(token_BT)
-    assert balance is not None
-    weight = model.config.balance_weight / model.config.layers
-    return token_loss(logits_BTV, target_BT) + weight * balance
+    return balanced_loss(model, batch, model.config.layers)
 
 
 def qwen3_next_80b_a3b() -> Qwen3NextConfig:
