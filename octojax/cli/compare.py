@@ -1,14 +1,22 @@
 """`octopipe compare`: plans, tables and named schedules side by side."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from octojax.cli.panels import write_pictures
 from octojax.cli.read import AnyProfile, expect_writable, read_profile
-from octojax.cli.sources import NAMED, Source, read_sources, schedule_names
+from octojax.cli.sources import (
+    NAMED,
+    HtmlOption,
+    MicrobatchesOption,
+    RanksOption,
+    Source,
+    SvgOption,
+    read_sources,
+    schedule_names,
+)
 from octojax.errors import FormatError
 from octojax.ir import Plan, Schedule
 
@@ -29,13 +37,8 @@ def command(
         ),
     ] = None,
     any_profile: AnyProfile = False,
-    ranks: Annotated[
-        int | None, typer.Option(help="Ranks of named schedules; default: the first file's.", min=1)
-    ] = None,
-    microbatches: Annotated[
-        int | None,
-        typer.Option(help="Microbatches of named schedules; default: the first file's.", min=1),
-    ] = None,
+    ranks: RanksOption = None,
+    microbatches: MicrobatchesOption = None,
     width: Annotated[
         int | None,
         typer.Option(help="Columns of the picture; default: the terminal's.", min=40, max=10_000),
@@ -43,8 +46,8 @@ def command(
     picture: Annotated[
         bool, typer.Option("--picture/--no-picture", help="Draw them below the table.")
     ] = True,
-    html: Annotated[Path | None, typer.Option(help="Write a page to look around in.")] = None,
-    svg: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
+    html: HtmlOption = None,
+    svg: SvgOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare plans and schedules under one profile: a table, and a picture on one clock.

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from octojax.cli.read import AnyProfile, read_profile
-from octojax.cli.sources import NAMED, read_sources, schedule_names
+from octojax.cli.sources import NAMED, CostsOption, read_sources, schedule_names
 from octojax.errors import FormatError
 
 
@@ -18,10 +18,7 @@ def command(
             autocompletion=schedule_names,
         ),
     ],
-    profile: Annotated[
-        str | None,
-        typer.Option(help="Layer costs (JSON); default: units, F = I = W = 1 and B = 2 per stage."),
-    ] = None,
+    profile: CostsOption = None,
     any_profile: AnyProfile = False,
     ranks: Annotated[
         int | None, typer.Option(help="Ranks of a named schedule; default: the profile's.", min=1)

@@ -9,7 +9,16 @@ import typer
 
 from octojax.cli.panels import panel_of, recorded, write_pictures
 from octojax.cli.read import AnyProfile, expect_writable, read_profile, read_timeline
-from octojax.cli.sources import NAMED, read_sources, schedule_names
+from octojax.cli.sources import (
+    NAMED,
+    CostsOption,
+    HtmlOption,
+    MicrobatchesOption,
+    RanksOption,
+    SvgOption,
+    read_sources,
+    schedule_names,
+)
 
 
 def command(
@@ -20,18 +29,10 @@ def command(
             autocompletion=schedule_names,
         ),
     ],
-    profile: Annotated[
-        str | None,
-        typer.Option(help="Layer costs (JSON); default: units, F = I = W = 1 and B = 2 per stage."),
-    ] = None,
+    profile: CostsOption = None,
     any_profile: AnyProfile = False,
-    ranks: Annotated[
-        int | None, typer.Option(help="Ranks of named schedules; default: the first file's.", min=1)
-    ] = None,
-    microbatches: Annotated[
-        int | None,
-        typer.Option(help="Microbatches of named schedules; default: the first file's.", min=1),
-    ] = None,
+    ranks: RanksOption = None,
+    microbatches: MicrobatchesOption = None,
     measured: Annotated[
         str | None,
         typer.Option(help="A recorded timeline (JSON) to draw underneath; default: none."),
@@ -44,8 +45,8 @@ def command(
         int | None,
         typer.Option(help="Columns of the text; default: the terminal's.", min=40, max=10_000),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to look around in.")] = None,
-    svg: Annotated[Path | None, typer.Option(help="Write a picture.")] = None,
+    html: HtmlOption = None,
+    svg: SvgOption = None,
     trace: Annotated[Path | None, typer.Option(help="Write a trace for ui.perfetto.dev.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write every action with its times.")] = None,
     json_file: Annotated[

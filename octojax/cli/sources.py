@@ -3,11 +3,27 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from octojax.cli.read import expect_profile_of, read_json_or_none, read_table, read_timeline
 from octojax.errors import FormatError
 from octojax.ir import LoweredPlan, Plan, Profile, Schedule, Timeline
+
+CostsOption = Annotated[
+    str | None,
+    typer.Option(help="Layer costs (JSON); default: units, F = I = W = 1 and B = 2 per stage."),
+]
+RanksOption = Annotated[
+    int | None, typer.Option(help="Ranks of named schedules; default: the first file's.", min=1)
+]
+MicrobatchesOption = Annotated[
+    int | None,
+    typer.Option(help="Microbatches of named schedules; default: the first file's.", min=1),
+]
+HtmlOption = Annotated[Path | None, typer.Option(help="Write a page to look around in.")]
+SvgOption = Annotated[Path | None, typer.Option(help="Write a picture.")]
 
 NAMED = "A name may have options: interleaved:chunks=2,group_size=8."
 

@@ -7,7 +7,6 @@ Source: Yang, Kautz and Hatamizadeh, "Gated Delta Networks" (2024), section 3; p
 laid out as in Qwen3-Next.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from octojax.models.dense import Linear, RMSNorm
+from octojax.models.dense import Linear, RMSNorm, keeping_inputs
 from octojax.models.mamba2 import causal_conv
 
 
@@ -99,7 +98,8 @@ def _unit(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
-def _core(config: DeltaConfig, qkv, decay, beta, conv_weight, dt_bias, a_log):
+@keeping_inputs
+def delta_core(config: DeltaConfig, qkv, decay, beta, conv_weight, dt_bias, a_log):
     """Returns the outputs of all heads; everything between the projections and the norm."""
     f32 = jnp.float32
     batch, time, _ = qkv.shape
@@ -115,20 +115,6 @@ def _core(config: DeltaConfig, qkv, decay, beta, conv_weight, dt_bias, a_log):
     step = jax.nn.softplus(decay.astype(f32) + dt_bias.astype(f32)[None, None])
     decay = -jnp.exp(a_log.astype(f32))[None, None] * step
     return delta_rule(q, k, v, decay, jax.nn.sigmoid(beta.astype(f32)), config.chunk)
-
-
-def _delta_core(config: DeltaConfig, *inputs: jax.Array) -> jax.Array:
-    """Returns the outputs of the recurrence; keeps its inputs alone."""
-    return _core(config, *inputs)
-
-
-delta_core = jax.custom_vjp(_delta_core, nondiff_argnums=(0,))
-delta_core.defvjp(
-    lambda config, *inputs: (_core(config, *inputs), inputs),
-    lambda config, inputs, gradient: jax.vjp(functools.partial(_core, config), *inputs)[1](
-        gradient
-    ),
-)
 
 
 class GatedDelta(nnx.Module):

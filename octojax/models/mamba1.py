@@ -5,7 +5,6 @@ Legend: B batch, T time, D width, E inner width, N state size, L chunks, Q chunk
 Source: Gu and Dao, "Mamba" (2023), section 3; the norms on dt, B and C are Jamba's.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from octojax.models.dense import EPSILON, Linear, rms_norm
+from octojax.models.dense import EPSILON, Linear, keeping_inputs, rms_norm
 from octojax.models.mamba2 import causal_conv
 
 
@@ -86,7 +85,9 @@ convolved.defvjp(
 )
 
 
-def _core(chunk, z, x, dt, b, c, dt_bias, a_log, skip):
+@keeping_inputs
+def mamba1_core(chunk, z, x, dt, b, c, dt_bias, a_log, skip):
+    """Returns the gated output of the recurrence."""
     f32 = jnp.float32
     wide = x.astype(f32)
     step = jax.nn.softplus(dt.astype(f32) + dt_bias.astype(f32)[None, None])
@@ -94,18 +95,6 @@ def _core(chunk, z, x, dt, b, c, dt_bias, a_log, skip):
     y = selective_scan(wide, step, rates, b.astype(f32), c.astype(f32), chunk)
     y = y + wide * skip.astype(f32)[None, None]
     return (y * jax.nn.silu(z.astype(f32))).astype(z.dtype)
-
-
-def _mamba1_core(chunk: int, *inputs: jax.Array) -> jax.Array:
-    """Returns the gated output of the recurrence; keeps its inputs, not the states."""
-    return _core(chunk, *inputs)
-
-
-mamba1_core = jax.custom_vjp(_mamba1_core, nondiff_argnums=(0,))
-mamba1_core.defvjp(
-    lambda chunk, *inputs: (_core(chunk, *inputs), inputs),
-    lambda chunk, inputs, gradient: jax.vjp(functools.partial(_core, chunk), *inputs)[1](gradient),
-)
 
 
 class Mamba1(nnx.Module):

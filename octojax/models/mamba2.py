@@ -6,7 +6,6 @@ R = H / G, N state size, C chunks, Q chunk length.
 Source: Dao and Gu, "Transformers are SSMs" (2024), section 6 and listing 1.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from octojax.models.dense import EPSILON, Linear, rms_norm
+from octojax.models.dense import EPSILON, Linear, keeping_inputs, rms_norm
 
 
 @dataclass(frozen=True)
@@ -108,8 +107,13 @@ def ssd(
     return y[:, :time]
 
 
-def _core(config: Mamba2Config, zxbcdt, conv_weight, conv_bias, dt_bias, a_log, skip, scale):
-    """Returns the gated, normed output of the recurrence; everything between the projections."""
+@keeping_inputs
+def mamba2_core(config: Mamba2Config, zxbcdt, conv_weight, conv_bias, dt_bias, a_log, skip, scale):
+    """Returns convolution, recurrence, skip, gate and norm of the projected (z, x, B, C, dt).
+
+    Computing the recurrence again is cheap beside the projections, where keeping decay matrices
+    would cost Q times the layer's input.
+    """
     sizes = [config.inner, config.inner + config.mixed]
     z, xbc, dt = jnp.split(zxbcdt, sizes, axis=-1)
     batch, time, _ = z.shape
@@ -128,24 +132,6 @@ def _core(config: Mamba2Config, zxbcdt, conv_weight, conv_bias, dt_bias, a_log, 
     ones = jnp.ones(grouped.shape[-1:], f32)
     normed = rms_norm(grouped, ones, f32, config.epsilon).reshape(gated.shape)
     return (normed * scale.astype(f32)[None, None]).astype(zxbcdt.dtype)
-
-
-def _mamba2_core(config: Mamba2Config, zxbcdt: jax.Array, *parameters: jax.Array) -> jax.Array:
-    """Returns convolution, recurrence, skip, gate and norm of the projected (z, x, B, C, dt).
-
-    Keeps its inputs alone: the backward computes the recurrence again, which is cheap beside
-    the projections, where keeping decay matrices would cost Q times the layer's input.
-    """
-    return _core(config, zxbcdt, *parameters)
-
-
-mamba2_core = jax.custom_vjp(_mamba2_core, nondiff_argnums=(0,))
-mamba2_core.defvjp(
-    lambda config, *inputs: (_core(config, *inputs), inputs),
-    lambda config, inputs, gradient: jax.vjp(functools.partial(_core, config), *inputs)[1](
-        gradient
-    ),
-)
 
 
 class Mamba2(nnx.Module):

@@ -1,25 +1,19 @@
 """`octopipe check`: exit codes, and messages that help."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from octojax.cli import main
 from octojax.ir import Partition, Placement, Plan, Schedule
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 
 
 @pytest.fixture
-def octopipe(capsys):
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main(["check", *arguments])
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
+def octopipe(command):
+    return partial(command, "check")
 
 
 def test_good_table(octopipe):

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from octojax.cli import main
 from octojax.ir import LayerCost, Machine, Plan, Prediction, Profile, uniform_partition
 from octojax.report import save_timeline
 from octojax.schedules import generate
@@ -21,7 +20,7 @@ PROFILE = Profile(
 
 
 @pytest.fixture
-def octopipe(capsys, tmp_path, monkeypatch):
+def octopipe(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     PROFILE.save("profile.json")
@@ -34,13 +33,7 @@ def octopipe(capsys, tmp_path, monkeypatch):
         table.save(f"{name}.csv")
     save_timeline(simulate(plan, PROFILE), "timeline.json")
 
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main(list(arguments))
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
+    return command
 
 
 def test_explain_prints_the_account(octopipe):

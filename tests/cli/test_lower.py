@@ -4,27 +4,20 @@ import json
 
 import pytest
 
-from octojax.cli import main
 from octojax.ir import LayerCost, LoweredPlan, Machine, Partition, Plan, Profile
 from octojax.passes import lowered
 from octojax.schedules import generate
 
 
 @pytest.fixture
-def octopipe(capsys, tmp_path, monkeypatch):
+def octopipe(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     schedule = generate("1f1b", 2, 4)
     schedule.save("table.csv")
     Plan(Partition((1, 2)), schedule.placement, schedule, name="mine").save("plan.json")
     Profile("p", (LayerCost("x", 1.0, 1.0, 1.0),) * 3, Machine(latency_s=0.5)).save("p.json")
 
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main(list(arguments))
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
+    return command
 
 
 def test_the_table_and_its_counts_are_printed(octopipe):

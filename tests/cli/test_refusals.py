@@ -19,7 +19,7 @@ FILES = {
 
 
 @pytest.fixture
-def octopipe(capsys, tmp_path, monkeypatch):
+def octopipe(command, tmp_path, monkeypatch):
     """Runs a command line in a folder with a table, a plan and profiles of two sizes."""
     monkeypatch.chdir(tmp_path)
     schedule = Schedule.parse("0F0 0B0\n1F0 1B0")
@@ -33,13 +33,7 @@ def octopipe(capsys, tmp_path, monkeypatch):
     for layers in (2, 3):
         Profile("p", (LayerCost("x", 1.0, 1.0, 1.0),) * layers).save(f"profile{layers}.json")
 
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main(list(arguments))
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
+    return command
 
 
 @pytest.mark.parametrize(

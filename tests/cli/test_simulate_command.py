@@ -3,11 +3,11 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from octojax.cli import main
 from octojax.ir import LayerCost, Machine, Partition, Placement, Plan, Profile, Schedule
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
@@ -15,14 +15,8 @@ TABLE = str(GOLDENS / "sail_1F1B_p4_m8_v1.csv")
 
 
 @pytest.fixture
-def octopipe(capsys):
-    def run(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            main(["simulate", *arguments])
-        out, err = capsys.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return run
+def octopipe(command):
+    return partial(command, "simulate")
 
 
 @pytest.fixture

@@ -162,6 +162,22 @@ def _jamba(raw: Raw) -> JambaConfig:
     )
 
 
+def _routed(raw: Raw, **options: Any) -> MoEConfig:
+    """Experts in groups, chosen by sigmoids with a bias: those of DeepSeek-V3 and Nemotron-3."""
+    return MoEConfig(
+        experts=raw["n_routed_experts"],
+        chosen=raw["num_experts_per_tok"],
+        hidden=raw["moe_intermediate_size"],
+        router="sigmoid",
+        normalize=raw["norm_topk_prob"],
+        weight_scale=raw["routed_scaling_factor"],
+        router_bias=True,
+        groups=raw["n_group"],
+        chosen_groups=raw["topk_group"],
+        **options,
+    )
+
+
 _SYMBOLS = {
     "mamba": "M",
     "linear_attention": "M",
@@ -179,19 +195,8 @@ def _nemotron_h(raw: Raw) -> NemotronHConfig:
         pattern = "".join(_SYMBOLS[kind] for kind in kinds)
     moe = None
     if "E" in pattern:
-        moe = MoEConfig(
-            experts=raw["n_routed_experts"],
-            chosen=raw["num_experts_per_tok"],
-            hidden=raw["moe_intermediate_size"],
-            shared_hidden=raw["moe_shared_expert_intermediate_size"],
-            activation="squared_relu",
-            router="sigmoid",
-            normalize=raw["norm_topk_prob"],
-            weight_scale=raw["routed_scaling_factor"],
-            router_bias=True,
-            groups=raw["n_group"],
-            chosen_groups=raw["topk_group"],
-        )
+        shared = raw["moe_shared_expert_intermediate_size"]
+        moe = _routed(raw, shared_hidden=shared, activation="squared_relu")
     return NemotronHConfig(
         pattern=pattern,
         **_heads(raw),
@@ -227,17 +232,9 @@ def _deepseek(raw: Raw) -> DeepSeekConfig:
             turning=raw["qk_rope_head_dim"],
             value=raw["v_head_dim"],
         ),
-        moe=MoEConfig(
-            experts=raw["n_routed_experts"],
-            chosen=raw["num_experts_per_tok"],
-            hidden=raw["moe_intermediate_size"],
+        moe=_routed(
+            raw,
             shared_hidden=raw["moe_intermediate_size"] * raw["n_shared_experts"],
-            router="sigmoid",
-            normalize=raw["norm_topk_prob"],
-            weight_scale=raw["routed_scaling_factor"],
-            router_bias=True,
-            groups=raw["n_group"],
-            chosen_groups=raw["topk_group"],
             method="ragged",
         ),
         vocabulary=raw["vocab_size"],
