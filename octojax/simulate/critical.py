@@ -13,7 +13,7 @@ from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
-from octojax.ir import ActionSpan, Cause, Timeline, TransferSpan
+from octojax.ir import ActionSpan, Timeline, TransferSpan
 from octojax.ir.lowering import actions_of, makes
 from octojax.simulate.waits import input_of
 
@@ -195,21 +195,17 @@ class Losses:
 def losses_of(timeline: Timeline) -> tuple[Losses, ...]:
     """Returns every rank's idle time by its cause."""
     busiest_s = max((r.busy_s for r in timeline.ranks), default=0.0)
-    waits: list[dict[Cause, float]] = [dict.fromkeys(Cause, 0.0) for _ in timeline.ranks]
-    for gap in timeline.gaps:
-        if not gap.boundary:
-            waits[gap.rank][gap.cause] += gap.end_s - gap.start_s
     losses = []
-    for rank, wait in zip(timeline.ranks, waits, strict=True):
-        computation = wait[Cause.COMPUTATION]
+    for rank in timeline.ranks:
+        computation, transfer = rank.computation_wait_s, rank.transfer_wait_s
         imbalance = min(computation, busiest_s - rank.busy_s)
-        host = rank.bubble_s - rank.boundary_bubble_s - computation - wait[Cause.TRANSFER]
+        host = rank.bubble_s - rank.boundary_bubble_s - computation - transfer
         losses.append(
             Losses(
                 rank.boundary_bubble_s,
                 imbalance,
                 computation - imbalance,
-                wait[Cause.TRANSFER],
+                transfer,
                 max(0.0, host),
             )
         )
