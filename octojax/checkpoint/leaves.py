@@ -56,7 +56,7 @@ class Row:
 
 
 def words(path: Sequence[Any]) -> Words:
-    """A key path as words; a tree that is a single leaf is called `value`."""
+    """Returns a key path as words; a tree that is a single leaf is called `value`."""
     return tuple(map(_word, path)) or ("value",)
 
 
@@ -111,7 +111,7 @@ def form_of(name: Words, aval: Any, at: Words | None = None) -> Row:
 
 
 def unlike(name: Words, places: Iterable[str]) -> Words:
-    """The name, changed if its text is taken: Orbax joins words by dots, and `a.b` is a word."""
+    """Returns the name, changed where taken: Orbax joins words by dots, and `a.b` is a word."""
     at, count = name, 0
     while ".".join(at) in places:
         count += 1
@@ -135,7 +135,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def nested(entries: Mapping[Words, Any]) -> Any:
-    """The entries as nested dicts; None without any."""
+    """Returns the entries as nested dicts; None without any."""
     tree: dict[str, Any] = {}
     for key, value in entries.items():
         at = tree

@@ -45,7 +45,7 @@ class StoredLeaf:
 
 
 def _bounds(index: Any, shape: Sequence[int]) -> tuple[Bounds, tuple[Any, ...]]:
-    """The range of every axis, and what takes single indices out of what was read."""
+    """Returns the range of every axis, and what takes single indices out of what was read."""
     given = index if isinstance(index, tuple) else (index,)
     if Ellipsis in given:
         at = given.index(Ellipsis)
@@ -118,7 +118,7 @@ def _store(folder: Path, at: Words) -> dict[str, Any]:
 
 
 def _array(folder: Path, piece: Piece) -> Any:
-    """The array of a piece, opened. Raises `FormatError` naming it."""
+    """Returns the array of a piece, opened. Raises `FormatError` naming it."""
     import tensorstore
 
     store = _store(folder, piece.at)

@@ -108,7 +108,7 @@ def _told(meet: Meet, work: Callable[[], str]) -> list[str]:
 
 
 def _kind(name: str) -> type[Exception]:
-    """The type of an error by its name, if it is one of ours or of Python's."""
+    """Returns the type of an error by its name, if it is one of ours or of Python's."""
     kind = getattr(errors, name, getattr(builtins, name, None))
     if isinstance(kind, type) and issubclass(kind, (OSError, errors.OctoPipeError)):
         return kind

@@ -51,7 +51,7 @@ class Change:
         return self.saved_s / self.base_s if self.base_s else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """The shape in `octopipe explain --json`; a plan of its own is written out."""
+        """Returns the shape in `octopipe explain --json`; a plan of its own is written out."""
         return {
             "sort": self.sort,
             "what": self.what,

@@ -87,7 +87,7 @@ class Comparison:
         return all(e.timeline.unit == "s" for e in self.entries)
 
     def to_json(self) -> dict[str, Any]:
-        """The shape that `octopipe compare --json` prints."""
+        """Returns the shape that `octopipe compare --json` prints."""
         unit = "s" if self._timed else "units"
         return {
             "source": self.source,

@@ -88,7 +88,7 @@ class Explanation:
         return f"<pre>{escape(str(self))}</pre>"
 
     def to_json(self) -> dict[str, Any]:
-        """The shape that `octopipe explain --json` prints."""
+        """Returns the shape that `octopipe explain --json` prints."""
         return {
             "name": self.name,
             "source": self.source,

@@ -26,7 +26,7 @@ def words(found: Explanation) -> str:
 
 
 def _wrapped(lines: list[str]) -> Iterator[str]:
-    """The lines, long ones broken, what follows a little further in."""
+    """Returns the lines, long ones broken, what follows a little further in."""
     for text in lines:
         start = len(text) - len(text.lstrip())
         yield from textwrap.wrap(

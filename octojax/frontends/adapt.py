@@ -22,7 +22,7 @@ def adapt(
     trainable: Any = None,
     state: Any = None,
 ) -> PureLoss:
-    """The pure loss of a model in any of the forms that users have.
+    """Returns the pure loss of a model in any of the forms that users have.
 
         adapt(nnx_module, loss_fn)                  loss_fn(model, batch)
         adapt(linen_module, loss_fn, variables)     loss_fn(variables, batch)

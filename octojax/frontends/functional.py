@@ -10,7 +10,7 @@ from octojax.frontends.returned import taken
 
 
 def adapt_functional(params: Any, loss_fn: Callable[..., Any], state: Any = None) -> PureLoss:
-    """The pure form of `loss_fn(params, batch) -> loss or (loss, aux)`.
+    """Returns the pure form of `loss_fn(params, batch) -> loss or (loss, aux)`.
 
     With `state`, of `loss_fn(params, state, batch) -> (loss, aux, new_state)`; the new state
     may also be a part of aux: `(loss, (new_state, aux))` in the manner of Haiku.

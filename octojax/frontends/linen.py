@@ -13,7 +13,7 @@ from octojax.frontends.unwritten import check_unwritten
 
 
 def adapt_linen(variables: Mapping[str, Any], loss_fn: Callable[[Any, Any], Any]) -> PureLoss:
-    """The pure form of `loss_fn(variables, batch)`, where `variables` are those of `init`.
+    """Returns the pure form of `loss_fn(variables, batch)`, where `variables` are those of `init`.
 
     The collection "params" is trained, the others are state. Collections that the loss updates
     are returned beside aux or anywhere in it (see `octojax.frontends.returned`):

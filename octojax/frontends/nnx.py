@@ -14,7 +14,7 @@ from octojax.frontends.unwritten import check_unwritten
 def adapt_nnx(
     model: nnx.Module, loss_fn: Callable[[Any, Any], Any], trainable: Any = nnx.Param
 ) -> PureLoss:
-    """The pure form of `loss_fn(model, batch) -> loss or (loss, aux)`.
+    """Returns the pure form of `loss_fn(model, batch) -> loss or (loss, aux)`.
 
     `trainable` is an nnx filter; what it leaves out is state: frozen parameters, statistics,
     random streams. Variables shared inside the module stay one leaf. What the loss writes to
@@ -62,5 +62,5 @@ def _refuse_overwritten(*states: Any) -> None:
 
 
 def _fresh(states: Any) -> Any:
-    """The same values in variables of their own: a module writes to its variables in place."""
+    """Returns the values in variables of their own: a module writes to its own in place."""
     return tree.tree_map(lambda leaf: leaf, states)

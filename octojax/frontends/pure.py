@@ -34,7 +34,7 @@ class PureLoss:
 
 
 def split_result(result: Any, most: int = 2) -> tuple[Any, ...]:
-    """The parts of what a user's loss returned: `loss`, or a tuple that begins with it."""
+    """Returns the parts of what a user's loss returned: `loss`, or a tuple that begins with it."""
     if not isinstance(result, tuple):
         return (result,)
     if 1 <= len(result) <= most:

@@ -57,7 +57,7 @@ def taken(
 
 
 def _name(node: Any, path: Place, known: Mapping[str, Any], by_form: bool = True) -> str | None:
-    """The state that a part is, by its key or by its form."""
+    """Returns the state that a part is, by its key or by its form."""
     key = str(getattr(path[-1], "key", getattr(path[-1], "name", ""))) if path else ""
     if key in known:
         if _names(node) == _names(known[key]):
@@ -98,7 +98,7 @@ def _is_keyed(state: Any) -> bool:
 
 
 def _like(state: Any, node: Any) -> Any:
-    """The leaves of `node` in the structure of `state`: a `FrozenDict` for a dict."""
+    """Returns the leaves of `node` in the structure of `state`: a `FrozenDict` for a dict."""
     by_name = {path_name(path): leaf for path, leaf in tree.tree_flatten_with_path(node)[0]}
     paths, treedef = tree.tree_flatten_with_path(state)
     return tree.tree_unflatten(treedef, [by_name[path_name(path)] for path, _ in paths])

@@ -32,18 +32,20 @@ def sum_over_steps(
     `end` is the body's result: the carry plus the contraction, or the contraction alone to be
     stacked. Both operands of the contraction must differ from step to step.
     """
-    made = makers(body)
-    summed = end if carry is None else _added(body, made, end, carry[0])
+    producer = makers(body)
+    summed = end if carry is None else _added(body, producer, end, carry[0])
     layout: list[JaxprEqn] = []
-    while is_var(summed) and summed in made and body[made[summed]].primitive.name in _LAYOUT:
-        layout.append(body[made[summed]])
+    while (
+        is_var(summed) and summed in producer and body[producer[summed]].primitive.name in _LAYOUT
+    ):
+        layout.append(body[producer[summed]])
         summed = layout[-1].invars[0]
-    if not is_var(summed) or summed not in made:
+    if not is_var(summed) or summed not in producer:
         return None
-    dot = body[made[summed]]
+    dot = body[producer[summed]]
     if dot.primitive.name != "dot_general":
         return None
-    before = [body[at] for at in _before(body, made, dot)]
+    before = [body[at] for at in _before(body, producer, dot)]
     inputs = free_vars(before, dot.invars)
     if any(v not in xs and v not in consts for v in inputs) or not all(
         is_var(v) and _varies(before, v, xs) for v in dot.invars
@@ -56,26 +58,26 @@ def sum_over_steps(
     )
 
 
-def _added(body, made, end: Atom, start: Var) -> Atom | None:
+def _added(body, producer, end: Atom, start: Var) -> Atom | None:
     """Returns what a step adds to its carry, if all it does is add, and nothing else reads it."""
-    if not is_var(end) or end not in made:
+    if not is_var(end) or end not in producer:
         return None
-    eqn = body[made[end]]
+    eqn = body[producer[end]]
     readers = sum(v is start for e in body for v in e.invars)
     if eqn.primitive.name not in ("add", "add_any") or readers != 1 or start not in eqn.invars:
         return None
     return eqn.invars[1] if eqn.invars[0] is start else eqn.invars[0]
 
 
-def _before(body, made, dot: JaxprEqn) -> list[int]:
-    found: set[int] = set()
+def _before(body, producer, dot: JaxprEqn) -> list[int]:
+    indices: set[int] = set()
     todo = [v for v in dot.invars if is_var(v)]
     while todo:
-        at = made.get(todo.pop())
-        if at is not None and at not in found:
-            found.add(at)
+        at = producer.get(todo.pop())
+        if at is not None and at not in indices:
+            indices.add(at)
             todo += [v for v in body[at].invars if is_var(v)]
-    return sorted(found)
+    return sorted(indices)
 
 
 def _varies(before: Sequence[JaxprEqn], value: Var, xs: Mapping[Var, Atom]) -> bool:

@@ -23,7 +23,7 @@ _MAX_STEPS = 4
 
 @dataclass(frozen=True)
 class Stored:
-    """What is stored, and the equation indices to repeat (in order) to get all wanted values."""
+    """What is stored, and the equation indices to repeat (in order) to get all targets."""
 
     values: tuple[Var, ...]
     repeated: tuple[int, ...]
@@ -31,53 +31,53 @@ class Stored:
 
 def choose_residuals(
     eqns: Sequence[JaxprEqn],
-    wanted: Iterable[Var],
+    targets: Iterable[Var],
     at_hand: set[Var],
     sources: Sequence[set[Var]] = (),
     existing: frozenset[Var] = frozenset(),
 ) -> Stored:
-    """Returns the storage that gives back `wanted`, values made by `eqns` or coming from outside.
+    """Returns the storage that gives back `targets`, values made by `eqns` or coming from outside.
 
     `at_hand` are the outside values that need no storage; other outside values are stored.
     What cheap operations make of one set of `sources` alone is repeated. The sets are apart,
     so that what mixes weights and batch, an embedding say, counts as an activation. Values in
-    `existing` are in memory already, and would only be held for longer: they are preferred.
+    `existing` are in memory already, and would only stay for longer: they are preferred.
     """
-    made = makers(eqns)
-    wanted = list(dict.fromkeys(wanted))
-    outside = free_vars(eqns, wanted)
-    order = {v: at for at, v in enumerate((*outside, *made))}  # the same in every process
+    producer = makers(eqns)
+    targets = list(dict.fromkeys(targets))
+    outside = free_vars(eqns, targets)
+    order = {v: at for at, v in enumerate((*outside, *producer))}  # the same in every process
     free = set().union(*(from_alone(eqns, some) for some in sources))
-    stored = {v for v in wanted if v not in at_hand and v not in free}
+    stored = {v for v in targets if v not in at_hand and v not in free}
     todo = sorted(stored, key=order.__getitem__)
     while todo:  # the latest first, so that a source is looked at after all that it serves
         v = todo.pop()
         have = at_hand | free | (stored - {v})
-        source = None if v in existing else _source(eqns, made, v, have, existing)
+        source = None if v in existing else _source(eqns, producer, v, have, existing)
         if source is None:
             continue
         stored.discard(v)
         new = source - stored
         stored |= new
         todo = sorted({*todo, *new}, key=order.__getitem__)
-    _merge(eqns, made, stored, at_hand | free, order)
+    _merge(eqns, producer, stored, at_hand | free, order)
     values = tuple(sorted(stored, key=order.__getitem__))
-    return Stored(values, _repeated(eqns, made, wanted, at_hand | stored))
+    return Stored(values, _repeated(eqns, producer, targets, at_hand | stored))
 
 
 def _repeated(
-    eqns: Sequence[JaxprEqn], made: dict[Var, int], wanted: Iterable[Var], have: set[Var]
+    eqns: Sequence[JaxprEqn], producer: dict[Var, int], targets: Iterable[Var], have: set[Var]
 ) -> tuple[int, ...]:
-    """Returns the equations that lead from what one has to what is wanted."""
+    """Returns the equations that lead from `have` to the targets."""
     reached, repeated = set(have), set()
-    todo = [v for v in wanted if v not in reached]
+    todo = [v for v in targets if v not in reached]
     while todo:
         v = todo.pop()
         if v in reached:
             continue
         reached.add(v)
-        repeated.add(made[v])
-        todo += [u for u in eqns[made[v]].invars if is_var(u) and u not in reached]
+        repeated.add(producer[v])
+        todo += [u for u in eqns[producer[v]].invars if is_var(u) and u not in reached]
     return tuple(sorted(repeated))
 
 
@@ -93,20 +93,20 @@ def from_alone(eqns: Sequence[JaxprEqn], sources: set[Var]) -> set[Var]:
 
 def _source(
     eqns: Sequence[JaxprEqn],
-    made: dict[Var, int],
+    producer: dict[Var, int],
     value: Var,
     have: set[Var],
     existing: frozenset[Var],
 ) -> set[Var] | None:
     """Returns what to store instead of `value`, or None where that gains nothing."""
-    leaves = _leaves(eqns, made, value, have | existing, _MAX_STEPS)
+    leaves = _leaves(eqns, producer, value, have | existing, _MAX_STEPS)
     if leaves is not None:
         longer = leaves - have
         if sum(map(var_bytes, longer)) <= var_bytes(value):
             return longer
     v = value
-    while v in made and eqns[made[v]].primitive.name in VIEWS:
-        operands = [u for u in eqns[made[v]].invars if is_var(u)]
+    while v in producer and eqns[producer[v]].primitive.name in VIEWS:
+        operands = [u for u in eqns[producer[v]].invars if is_var(u)]
         if len(operands) != 1:
             return None
         v = operands[0]
@@ -117,7 +117,7 @@ def _source(
 
 def _merge(
     eqns: Sequence[JaxprEqn],
-    made: dict[Var, int],
+    producer: dict[Var, int],
     stored: set[Var],
     have: set[Var],
     order: dict[Var, int],
@@ -128,8 +128,8 @@ def _merge(
     """
     served: dict[Var, set[Var]] = {}
     for v in sorted(stored, key=order.__getitem__):
-        for s in _ancestors(eqns, made, v, _MAX_STEPS) - stored - have:
-            if _leaves(eqns, made, v, have | {s}, _MAX_STEPS) is not None:
+        for s in _ancestors(eqns, producer, v, _MAX_STEPS) - stored - have:
+            if _leaves(eqns, producer, v, have | {s}, _MAX_STEPS) is not None:
                 served.setdefault(s, set()).add(v)
     while served:
         gains = {s: sum(map(var_bytes, some & stored)) - var_bytes(s) for s, some in served.items()}
@@ -140,24 +140,26 @@ def _merge(
         stored.add(best)
 
 
-def _ancestors(eqns: Sequence[JaxprEqn], made: dict[Var, int], value: Var, steps: int) -> set[Var]:
+def _ancestors(
+    eqns: Sequence[JaxprEqn], producer: dict[Var, int], value: Var, steps: int
+) -> set[Var]:
     """Returns what the value is made from by at most so many steps of plain arithmetic."""
-    if value not in made or not steps or eqns[made[value]].primitive.name not in ARITHMETIC:
+    if value not in producer or not steps or eqns[producer[value]].primitive.name not in ARITHMETIC:
         return set()
-    operands = set(filter(is_var, eqns[made[value]].invars))
-    return operands.union(*(_ancestors(eqns, made, u, steps - 1) for u in operands))
+    operands = set(filter(is_var, eqns[producer[value]].invars))
+    return operands.union(*(_ancestors(eqns, producer, u, steps - 1) for u in operands))
 
 
 def _leaves(
-    eqns: Sequence[JaxprEqn], made: dict[Var, int], value: Var, have: set[Var], steps: int
+    eqns: Sequence[JaxprEqn], producer: dict[Var, int], value: Var, have: set[Var], steps: int
 ) -> set[Var] | None:
     """Returns from which of `have` a few steps of plain arithmetic make the value, if they do."""
-    if value not in made or not steps or eqns[made[value]].primitive.name not in ARITHMETIC:
+    if value not in producer or not steps or eqns[producer[value]].primitive.name not in ARITHMETIC:
         return None
-    found: set[Var] = set()
-    for u in filter(is_var, eqns[made[value]].invars):
-        leaves = {u} if u in have else _leaves(eqns, made, u, have, steps - 1)
+    sources: set[Var] = set()
+    for u in filter(is_var, eqns[producer[value]].invars):
+        leaves = {u} if u in have else _leaves(eqns, producer, u, have, steps - 1)
         if leaves is None:
             return None
-        found |= leaves
-    return found
+        sources |= leaves
+    return sources

@@ -1,4 +1,4 @@
-"""Operations and bytes of equations, counted from shapes alone."""
+"""Operations of equations, counted from shapes alone."""
 
 from collections.abc import Iterator
 from math import prod
@@ -24,7 +24,7 @@ _OPAQUE = frozenset({"pallas_call", "ffi_call", "triton_kernel_call"})
 
 
 def sub_jaxprs(eqn: JaxprEqn) -> Iterator[Any]:
-    """The jaxprs in an equation's parameters, opened."""
+    """Returns the jaxprs in an equation's parameters, opened."""
     for value in eqn.params.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
             if hasattr(item, "eqns") or hasattr(getattr(item, "jaxpr", None), "eqns"):
@@ -32,7 +32,7 @@ def sub_jaxprs(eqn: JaxprEqn) -> Iterator[Any]:
 
 
 def operations(eqn: JaxprEqn) -> float:
-    """Forward operations of one equation: 2 per multiply-add, 1 per other output element.
+    """Returns forward operations of an equation: 2 per multiply-add, 1 per other output element.
 
     A scan counts its length times its body, a cond its dearest branch, a while loop one turn.
     """
@@ -54,11 +54,6 @@ def is_heavy(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name in _MATMULS | _OPAQUE | {"scan", "while"}:
         return True
     return any(is_heavy(inner) for body in sub_jaxprs(eqn) for inner in body.eqns)
-
-
-def read_bytes(eqn: JaxprEqn) -> int:
-    """Bytes an equation reads and writes when nothing is fused."""
-    return sum(compat.num_bytes(aval_of(x)) for x in (*eqn.invars, *eqn.outvars))
 
 
 def _size(atom: Any) -> int:

@@ -1,4 +1,4 @@
-"""Who makes and who reads the values of a list of equations: the ground of every cut.
+"""Who produces and who reads the values of a list of equations: the ground of every cut.
 
 An equation list is in execution order and each variable is bound once. Variables are compared
 by identity, as JAX does.
@@ -51,27 +51,27 @@ def makers(eqns: Sequence[JaxprEqn]) -> dict[Var, int]:
 def free_vars(eqns: Sequence[JaxprEqn], outputs: Iterable[Atom] = ()) -> list[Var]:
     """Returns the variables that the equations and outputs read from outside, in reading order."""
     bound: set[Var] = set()
-    found: dict[Var, None] = {}
+    free: dict[Var, None] = {}
     for eqn in eqns:
-        found.update((v, None) for v in eqn.invars if is_var(v) and v not in bound)
+        free.update((v, None) for v in eqn.invars if is_var(v) and v not in bound)
         bound.update(eqn.outvars)
-    found.update((v, None) for v in outputs if is_var(v) and v not in bound)
-    return list(found)
+    free.update((v, None) for v in outputs if is_var(v) and v not in bound)
+    return list(free)
 
 
 def needed_for(
     eqns: Sequence[JaxprEqn], outputs: Iterable[Atom], keep_effects: bool = False
 ) -> set[int]:
     """Returns the equations that the outputs depend on, and effectful ones if asked for."""
-    wanted = {v for v in outputs if is_var(v)}
-    found: set[int] = set()
+    live = {v for v in outputs if is_var(v)}
+    indices: set[int] = set()
     for at in range(len(eqns) - 1, -1, -1):
         eqn = eqns[at]
         effectful = keep_effects and bool(eqn.effects)
-        if effectful or any(v in wanted for v in eqn.outvars):
-            found.add(at)
-            wanted.update(v for v in eqn.invars if is_var(v))
-    return found
+        if effectful or any(v in live for v in eqn.outvars):
+            indices.add(at)
+            live.update(v for v in eqn.invars if is_var(v))
+    return indices
 
 
 def eqns_for(

@@ -31,31 +31,31 @@ def fission_scan(eqn: JaxprEqn, late: set[int]) -> list[JaxprEqn]:
     cut = partition_backward(
         loop.body, [loop.ends[i] for i in early], [loop.ends[i] for i in order], at_hand
     )
-    moved = {order[i] for i in cut.second_outputs}
-    if not moved or settle_late(eqn, moved) != moved:
+    deferred_outputs = {order[i] for i in cut.second_outputs}
+    if not deferred_outputs or settle_late(eqn, deferred_outputs) != deferred_outputs:
         return [eqn]
     first = [loop.body[at] for at in cut.first]
     second = [loop.body[at] for at in cut.second]
     crossing = [v for v in free_vars(second) if v not in accumulators]
-    kept = choose_residuals(first, crossing, set(loop.consts), existing=frozenset(loop.xs))
-    second = [*(first[at] for at in kept.repeated), *second]
-    stacks = {v: Var(stacked_aval(loop.length, v)) for v in kept.values if v not in loop.xs}
+    residuals = choose_residuals(first, crossing, set(loop.consts), existing=frozenset(loop.xs))
+    second = [*(first[at] for at in residuals.repeated), *second]
+    stacks = {v: Var(stacked_aval(loop.length, v)) for v in residuals.values if v not in loop.xs}
     propagate = restrict_loop(
-        loop, first, [i for i in range(len(loop.ends)) if i not in moved], stacks=stacks
+        loop, first, [i for i in range(len(loop.ends)) if i not in deferred_outputs], stacks=stacks
     )
-    rest = restrict_loop(loop, second, sorted(moved), given=stacks)
+    rest = restrict_loop(loop, second, sorted(deferred_outputs), stacked_inputs=stacks)
     return [close_loop(propagate), *_finish(rest)]
 
 
 def _finish(rest: Loop) -> list[JaxprEqn]:
     """Returns the rest as contractions over all steps, and as a scan where that cannot be."""
-    found: list[JaxprEqn] = []
-    left: list[int] = []
+    eqns: list[JaxprEqn] = []
+    remaining: list[int] = []
     for at, (end, out) in enumerate(zip(rest.ends, rest.outs, strict=True)):
         carry = rest.carry[at] if at < len(rest.carry) else None
         part = sum_over_steps(rest.body, end, carry, rest.xs, rest.consts, out)
         if part is None:
-            left.append(at)
+            remaining.append(at)
         else:
-            found += part
-    return found + ([close_loop(restrict_loop(rest, rest.body, left))] if left else [])
+            eqns += part
+    return eqns + ([close_loop(restrict_loop(rest, rest.body, remaining))] if remaining else [])

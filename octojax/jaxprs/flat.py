@@ -1,4 +1,4 @@
-"""A jaxpr as plain tuples, with its constants beside it, and the means to rebuild it."""
+"""A jaxpr as plain tuples, its constants next to it, and the means to rebuild it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class FlatJaxpr:
 
 
 def flatten(jaxpr: Any) -> FlatJaxpr:
-    """The flat form of an open or closed jaxpr, which stays as it is."""
+    """Returns the flat form of an open or closed jaxpr, which stays as it is."""
     inner, consts = compat.split_consts(jaxpr)
     return FlatJaxpr(
         tuple(inner.invars),
@@ -45,7 +45,7 @@ def flatten(jaxpr: Any) -> FlatJaxpr:
 class Builder:
     """Collects equations with fresh variables; `env` says what each old variable became.
 
-    Local to one rewrite: made, filled and read by one function.
+    Local to one rewrite: one function creates, fills and reads it.
     """
 
     def __init__(self, source: FlatJaxpr) -> None:
@@ -53,15 +53,15 @@ class Builder:
         self.eqns: list[JaxprEqn] = []
         self.constvars: list[Var] = list(source.constvars)
         self.constants: list[Any] = list(source.constants)
-        self._known = {id(value): var for var, value in zip(source.constvars, source.constants)}
+        self._variables = {id(value): var for var, value in zip(source.constvars, source.constants)}
 
     def constant(self, value: Any, var: Var) -> Var:
-        """The variable of a constant; equal objects share one."""
-        known = self._known.get(id(value))
-        if known is not None:
-            return known
+        """Returns the variable of a constant; equal objects share one."""
+        shared = self._variables.get(id(value))
+        if shared is not None:
+            return shared
         fresh = compat.new_var(var.aval)
-        self._known[id(value)] = fresh
+        self._variables[id(value)] = fresh
         self.constvars.append(fresh)
         self.constants.append(value)
         return fresh
@@ -78,7 +78,7 @@ class Builder:
         return outvars
 
     def output(self, var: Var) -> Var:
-        """The variable of an output in a copy of its equation."""
+        """Returns the variable of an output in a copy of its equation."""
         return compat.new_var(var.aval)
 
     def append(
@@ -106,6 +106,7 @@ class Builder:
         return [read(env, x) for x in inner.outvars]
 
     def finish(self, outvars: Sequence[Atom]) -> FlatJaxpr:
+        """Returns the jaxpr of the equations appended, with these outputs."""
         return FlatJaxpr(
             self.invars,
             tuple(self.constvars),
@@ -130,14 +131,14 @@ class LiteralBuilder(Builder):
 
 
 def read(env: dict[Var, Atom], atom: Atom) -> Atom:
-    """What an atom became: literals and variables not renamed stay."""
+    """Returns what an atom became: literals and variables not renamed stay."""
     return atom if isinstance(atom, Literal) else env.get(atom, atom)
 
 
 def rewrite(
     flat: FlatJaxpr, rule: Callable[[Builder, JaxprEqn, list[Atom]], Sequence[Atom] | None]
 ) -> FlatJaxpr:
-    """The jaxpr with every equation replaced by what `rule` appends, where it answers.
+    """Returns the jaxpr with every equation replaced by what `rule` appends, where it answers.
 
     `rule(builder, eqn, inputs)` appends equations and returns the atoms that stand for the
     equation's outputs, or returns None to keep the equation.
@@ -154,5 +155,5 @@ def rewrite(
 
 
 def without_dead(flat: FlatJaxpr) -> FlatJaxpr:
-    """The jaxpr without equations that no output and no side effect depends on."""
+    """Returns the jaxpr without equations that no output and no side effect depends on."""
     return replace(flat, eqns=tuple(eqns_for(flat.eqns, flat.outvars, keep_effects=True)))

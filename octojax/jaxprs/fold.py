@@ -33,7 +33,7 @@ _FOLDS: Mapping[str, Callable[..., Any]] = {
 
 
 def fold_integers(flat: FlatJaxpr) -> FlatJaxpr:
-    """The jaxpr with scalar integer and bool equations on literals replaced by literals.
+    """Returns the jaxpr with scalar integer and bool equations on literals replaced by literals.
 
     A dynamic slice at literal positions becomes a static one:
 

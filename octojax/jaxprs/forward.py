@@ -11,21 +11,21 @@ from octojax.jaxprs.inline import body_of
 
 
 def forward_outputs(flat: FlatJaxpr) -> FlatJaxpr:
-    """The jaxpr whose outputs name inputs wherever they pass through unchanged.
+    """Returns the jaxpr whose outputs name inputs wherever they pass through unchanged.
 
     Frameworks hand all variables of a module through `jit`, `jax.checkpoint` and `scan`, also
     those that nobody writes to.
 
         b = remat[{ in x, out x }] a;  return b      becomes      return a
     """
-    made = {v: (eqn, k) for eqn in flat.eqns for k, v in enumerate(eqn.outvars)}
-    return replace(flat, outvars=tuple(_source(x, made) for x in flat.outvars))
+    producer = {v: (eqn, k) for eqn in flat.eqns for k, v in enumerate(eqn.outvars)}
+    return replace(flat, outvars=tuple(_source(x, producer) for x in flat.outvars))
 
 
-def _source(atom: Atom, made: dict[Var, tuple[JaxprEqn, int]]) -> Atom:
-    """The value that an atom is, seen through calls that pass it on."""
-    while not isinstance(atom, Literal) and atom in made:
-        eqn, output = made[atom]
+def _source(atom: Atom, producer: dict[Var, tuple[JaxprEqn, int]]) -> Atom:
+    """Returns the value that an atom is, seen through calls that pass it on."""
+    while not isinstance(atom, Literal) and atom in producer:
+        eqn, output = producer[atom]
         operand = passed_through(eqn).get(output)
         if operand is None:
             return atom
@@ -34,26 +34,26 @@ def _source(atom: Atom, made: dict[Var, tuple[JaxprEqn, int]]) -> Atom:
 
 
 def passed_through(eqn: JaxprEqn) -> dict[int, int]:
-    """For outputs of a call or scan that equal one of its operands: which operand."""
+    """Returns, for outputs of a call or scan that equal an operand, which operand."""
     name = eqn.primitive.name
     if name not in JIT_NAMES | REMAT_NAMES | {"scan"} or body_of(eqn) is None:
         return {}
     body = forward_outputs(flatten(body_of(eqn)))
     operands = {v: k for k, v in enumerate(body.invars)}
-    found = {
+    sources = {
         k: operands[x]
         for k, x in enumerate(body.outvars)
         if not isinstance(x, Literal) and x in operands
     }
-    return _of_scan(eqn, found) if name == "scan" else found
+    return _of_scan(eqn, sources) if name == "scan" else sources
 
 
-def _of_scan(eqn: JaxprEqn, found: dict[int, int]) -> dict[int, int]:
-    """Carries that come back in their place, and rows that are stacked again as they were."""
+def _of_scan(eqn: JaxprEqn, sources: dict[int, int]) -> dict[int, int]:
+    """Returns carries that come back in their place, and rows stacked again as they were."""
     consts, carry = compat.scan_counts(eqn.params)
     return {
         output: operand
-        for output, operand in found.items()
+        for output, operand in sources.items()
         if (output < carry and operand == consts + output)
         or (output >= carry and operand >= consts + carry)
     }

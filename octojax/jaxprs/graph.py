@@ -83,24 +83,24 @@ class _MergingBuilder(LiteralBuilder):
 
     def __init__(self, invars: Sequence[Var]) -> None:
         super().__init__(invars)
-        self._seen: dict[Any, Sequence[Any]] = {}
+        self._results: dict[Any, Sequence[Any]] = {}
 
     def constant(self, value: Any, var: Var) -> Any:
-        """A constant free of devices, so that any rank may use it; PRNG keys stay as they are."""
+        """Returns a literal, free of devices, so that any rank may use it; PRNG keys stay."""
         is_key = hasattr(value, "dtype") and compat.is_key(value)
         return Literal(value if is_key else np.asarray(value), var.aval)
 
     def output(self, var: Var) -> Var:
-        """A dropped output may be another equation's that is merged with it: all are named."""
+        """Returns a named variable: a dropped output may be read of an equation merged with it."""
         return compat.new_var(var.aval)
 
     def copy(self, eqn: JaxprEqn, args: Sequence[Any]) -> Sequence[Any]:
         try:
             key = (eqn.primitive, tuple(sorted(eqn.params.items())), tuple(map(_key, args)))
-            known = None if eqn.effects else self._seen.get(key)
+            results = None if eqn.effects else self._results.get(key)
         except TypeError:  # a parameter that has no hash or no order: never merged
             return super().copy(eqn, args)
-        return known or self._seen.setdefault(key, super().copy(eqn, args))
+        return results or self._results.setdefault(key, super().copy(eqn, args))
 
 
 def _rule(
@@ -121,19 +121,19 @@ def _selects(builder: Builder, eqn: JaxprEqn, args: list[Any], emit: Emit) -> li
         at = min(max(int(index.val), 0), len(branches) - 1)
         return builder.call(branches[at], rest, emit)
     results = [builder.call(branch, rest, emit) for branch in branches]
-    chosen: list[compat.Atom] = []
+    outputs: list[compat.Atom] = []
     for var, *cases in zip(eqn.outvars, *results, strict=True):
         if all(_key(case) == _key(cases[0]) for case in cases):
-            chosen.append(cases[0])
+            outputs.append(cases[0])
             continue
         operands = [index, *(_full(builder, case, var.aval, emit) for case in cases)]
         select = compat.new_eqn(jax.lax.select_n_p, operands, [var], {})
-        chosen += builder.copy(select.replace(source_info=eqn.source_info), operands)
-    return chosen
+        outputs += builder.copy(select.replace(source_info=eqn.source_info), operands)
+    return outputs
 
 
 def _full(builder: Builder, case: Any, aval: Any, emit: Emit) -> compat.Atom:
-    """A constant result of a branch as a value: `select_n` wants operands of one type."""
+    """Returns a constant result of a branch as a value: `select_n` wants operands of one type."""
     if not isinstance(case, Literal):
         return case
     value = np.asarray(case.val, aval.dtype)
@@ -142,7 +142,7 @@ def _full(builder: Builder, case: Any, aval: Any, emit: Emit) -> compat.Atom:
 
 
 def _key(atom: Any) -> Any:
-    """A hashable identity: a variable, or type and bits of a constant."""
+    """Returns a hashable identity: a variable, or type and bits of a constant."""
     if not isinstance(atom, Literal):
         return atom
     value = np.asarray(atom.val)

@@ -25,7 +25,7 @@ returns the outputs, or None to keep the equation. `emit` goes on with the rule 
 
 
 def body_of(eqn: JaxprEqn) -> Any:
-    """The one jaxpr that a call equation (jit, remat, custom_jvp, ...) runs, or None."""
+    """Returns the one jaxpr that a call equation (jit, remat, custom_jvp, ...) runs, or None."""
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         body = eqn.params.get(name)
         if hasattr(body, "eqns") or hasattr(body, "jaxpr"):
@@ -73,7 +73,7 @@ def call_inlined(
 
 
 def inline_jits(flat: FlatJaxpr, names: Collection[str] = JIT_NAMES) -> FlatJaxpr:
-    """The jaxpr without nested `jit` at its top level. Other calls stay whole.
+    """Returns the jaxpr without nested `jit` at its top level. Other calls stay whole.
 
     c = jit[f] a b          x = mul a b
     d = tanh c      becomes c = add x b

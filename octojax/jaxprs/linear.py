@@ -50,11 +50,11 @@ def is_linear(eqns: Sequence[JaxprEqn], sources: Iterable[Var], outputs: Sequenc
 
 def zero_values(eqns: Sequence[JaxprEqn]) -> set[Var]:
     """Returns the values that are zeros written out: what JAX makes of a gradient it never met."""
-    found: set[Var] = set()
+    zeros: set[Var] = set()
     for eqn in eqns:
-        if eqn.primitive.name in _ZERO_OF_ZEROS and all(is_zero(x, found) for x in eqn.invars):
-            found.update(eqn.outvars)
-    return found
+        if eqn.primitive.name in _ZERO_OF_ZEROS and all(is_zero(x, zeros) for x in eqn.invars):
+            zeros.update(eqn.outvars)
+    return zeros
 
 
 def is_zero(atom: Atom, zeros: Collection[Var]) -> bool:

@@ -14,7 +14,7 @@ NOTHING: Mapping[Var, Var] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Loop:
-    """A scan or cond equation taken apart: body variables beside the outer atoms they stand for."""
+    """A scan or cond equation taken apart: body variables with the outer atoms they stand for."""
 
     eqn: JaxprEqn
     body: tuple[JaxprEqn, ...]
@@ -75,13 +75,13 @@ def restrict_loop(
     loop: Loop,
     body: Sequence[JaxprEqn],
     outputs: Sequence[int],
-    given: Mapping[Var, Var] = NOTHING,
+    stacked_inputs: Mapping[Var, Var] = NOTHING,
     stacks: Mapping[Var, Var] = NOTHING,
 ) -> Loop:
     """Returns the loop over `body` that makes the outputs at these positions, and more stacks.
 
     `stacks` are body values to be stacked under new names;
-    `given` are body values that come in stacked, under the names of their stacks.
+    `stacked_inputs` are body values that come in stacked, under the names of their stacks.
     """
     carries = len(loop.carry)
     carry = tuple(loop.carry[i] for i in outputs if i < carries)
@@ -93,7 +93,7 @@ def restrict_loop(
         body=tuple(needed),
         consts={v: a for v, a in loop.consts.items() if v in read},
         carry=carry,
-        xs={v: a for v, a in {**loop.xs, **given}.items() if v in read},
+        xs={v: a for v, a in {**loop.xs, **stacked_inputs}.items() if v in read},
         ends=tuple(ends),
         outs=(*(loop.outs[i] for i in outputs), *stacks.values()),
     )

@@ -52,10 +52,10 @@ def is_contraction(eqn: JaxprEqn) -> bool:
 def is_opaque(eqn: JaxprEqn) -> bool:
     """Whether the equation holds work that this package does not look into."""
     name = eqn.primitive.name
-    held = any(
+    has_callable = any(
         hasattr(p, "eqns") or hasattr(p, "jaxpr") or callable(p) for p in eqn.params.values()
     )
-    return bool(bodies(eqn)) or held or "callback" in name or bool(eqn.effects)
+    return bool(bodies(eqn)) or has_callable or "callback" in name or bool(eqn.effects)
 
 
 def bodies(eqn: JaxprEqn) -> list[Jaxpr]:

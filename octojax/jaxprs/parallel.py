@@ -14,7 +14,7 @@ from jax.extend.core import JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from octojax import compat
 from octojax.compat import JIT_NAMES, Atom, aval_of
-from octojax.jaxprs.dataflow import free_vars, needed_for, shape_of
+from octojax.jaxprs.dataflow import free_vars, is_var, needed_for, shape_of
 from octojax.jaxprs.flat import Builder, FlatJaxpr, flatten, rewrite
 from octojax.jaxprs.inline import call_inlined, inline_jits
 
@@ -42,18 +42,18 @@ def is_map(eqn: JaxprEqn) -> bool:
 
 def open_map(builder: Builder, eqn: JaxprEqn, args: Sequence[Atom]) -> list[Atom]:
     """Appends all iterations of a map at once; returns the scan's outputs."""
-    found = _as_map(eqn)
-    assert found is not None, "a scan that is no map"
+    loop = _as_map(eqn)
+    assert loop is not None, "a scan that is no map"
     num_consts, num_carry = compat.scan_counts(eqn.params)
-    body, length = found.body, eqn.params["length"]
+    body, length = loop.body, eqn.params["length"]
     carried = body.invars[num_consts : num_consts + num_carry]
-    summands = [x for x in found.added if x is not None]
+    summands = [x for x in loop.added if x is not None]
     ends = [*summands, *body.outvars[num_carry:]]
     needed = needed_for(body.eqns, ends, keep_effects=True)
     eqns = [body.eqns[at] for at in sorted(needed)]
-    once = {*body.invars[: num_consts + num_carry], *body.constvars} - set(found.counters)
-    given = dict(zip(body.invars, args, strict=True))
-    given |= {v: builder.constant(c, v) for v, c in zip(body.constvars, body.constants)}
+    once = {*body.invars[: num_consts + num_carry], *body.constvars} - set(loop.counters)
+    env = dict(zip(body.invars, args, strict=True))
+    env |= {v: builder.constant(c, v) for v, c in zip(body.constvars, body.constants)}
     reads = free_vars(eqns, ends)
     step = jaxpr_as_fun(compat.new_jaxpr(reads, ends, eqns))
     axes = tuple(None if v in once else 0 for v in reads)
@@ -61,8 +61,8 @@ def open_map(builder: Builder, eqn: JaxprEqn, args: Sequence[Atom]) -> list[Atom
     def every(*values: jax.Array) -> list[jax.Array]:
         start = values[len(reads) :]
         rows = [
-            x + jnp.arange(length, dtype=x.dtype) * found.counters[v].val
-            if v in found.counters
+            x + jnp.arange(length, dtype=x.dtype) * loop.counters[v].val
+            if v in loop.counters
             else x
             for v, x in zip(reads, values, strict=False)
         ]
@@ -73,14 +73,12 @@ def open_map(builder: Builder, eqn: JaxprEqn, args: Sequence[Atom]) -> list[Atom
         ]
         return [*sums, *results[len(sums) :]]
 
-    starts = [given[v] for v, x in zip(carried, found.added, strict=True) if x is not None]
-    operands = [*(given[v] for v in reads), *starts]
+    starts = [env[v] for v, x in zip(carried, loop.added, strict=True) if x is not None]
+    operands = [*(env[v] for v in reads), *starts]
     traced = jax.make_jaxpr(every)(*map(shape_of, operands))
     outputs = call_inlined(builder, traced, operands, JIT_NAMES)
     sums = iter(outputs[: len(starts)])
-    finals = [
-        given[v] if x is None else next(sums) for v, x in zip(carried, found.added, strict=True)
-    ]
+    finals = [env[v] if x is None else next(sums) for v, x in zip(carried, loop.added, strict=True)]
     return [*finals, *outputs[len(starts) :]]
 
 
@@ -117,16 +115,16 @@ def _as_map(eqn: JaxprEqn) -> _Map | None:
         free_vars(rest, [*(x for x in added if x is not None), *body.outvars[num_carry:]])
     ):
         return None
-    kept = {v for e in adders for v in e.outvars}
-    if kept & {v for e in rest for v in e.invars if _is_var(v)}:
+    running_sums = {v for e in adders for v in e.outvars}
+    if running_sums & {v for e in rest for v in e.invars if is_var(v)}:
         return None  # running sums are read
-    if kept & {x for x in (*added, *body.outvars[num_carry:]) if _is_var(x)}:
+    if running_sums & {x for x in (*added, *body.outvars[num_carry:]) if is_var(x)}:
         return None
     return _Map(body, tuple(added), counters)
 
 
 def _without_casts(body: FlatJaxpr) -> FlatJaxpr:
-    """The body without conversions to the same type, as a weakly typed first sum brings them."""
+    """Returns the body without conversions to the same type: weakly typed first sums bring them."""
 
     def rule(_: Builder, eqn: JaxprEqn, args: list[Atom]) -> list[Atom] | None:
         same = eqn.primitive.name == "convert_element_type" and (
@@ -140,7 +138,3 @@ def _without_casts(body: FlatJaxpr) -> FlatJaxpr:
 def _is_integer(var: Var) -> bool:
     aval = aval_of(var)
     return not aval.shape and jnp.issubdtype(aval.dtype, jnp.integer)
-
-
-def _is_var(x: Atom | None) -> bool:
-    return x is not None and not isinstance(x, Literal)

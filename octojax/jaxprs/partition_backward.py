@@ -48,24 +48,24 @@ def partition_backward(
     stage inputs). What prints or calls back for its effect is I's. `second_outputs` are
     positions in `deferrable`.
     """
-    made = makers(eqns)
+    producer = makers(eqns)
     needed = needed_for(eqns, urgent)
     live = needed_for(eqns, [*urgent, *deferrable], keep_effects=True)
     tail = sorted(live - needed)
     second: set[int] = set()
-    kept = at_hand | from_alone(eqns, set())
-    for group in _groups(eqns, tail, made):
+    available = at_hand | from_alone(eqns, set())
+    for group in _groups(eqns, tail, producer):
         work = sum(contraction_work(eqns[at]) for at in group)
         crossing = {
-            _root(eqns, made, v)
+            _root(eqns, producer, v)
             for at in group
             for v in eqns[at].invars
-            if is_var(v) and made.get(v) not in group
-        } - kept
+            if is_var(v) and producer.get(v) not in group
+        } - available
         if work >= MIN_WORK_PER_BYTE * sum(map(var_bytes, crossing)):
             second |= group
-            kept |= crossing
-    outputs = tuple(i for i, v in enumerate(deferrable) if is_var(v) and made.get(v) in second)
+            available |= crossing
+    outputs = tuple(i for i, v in enumerate(deferrable) if is_var(v) and producer.get(v) in second)
     first = needed_for(
         eqns,
         [
@@ -78,7 +78,9 @@ def partition_backward(
     return Cut(tuple(sorted(first)), tuple(sorted(second)), outputs)
 
 
-def _groups(eqns: Sequence[JaxprEqn], tail: Sequence[int], made: dict[Var, int]) -> list[set[int]]:
+def _groups(
+    eqns: Sequence[JaxprEqn], tail: Sequence[int], producer: dict[Var, int]
+) -> list[set[int]]:
     """Returns what may be deferred together: final contractions with all that follows them.
 
     Contractions that meet (a weight used twice) form one group. Heaviest first.
@@ -87,8 +89,8 @@ def _groups(eqns: Sequence[JaxprEqn], tail: Sequence[int], made: dict[Var, int])
     readers: dict[int, set[int]] = {at: set() for at in tail}
     for at in tail:
         for v in eqns[at].invars:
-            if is_var(v) and made.get(v) in inside:
-                readers[made[v]].add(at)
+            if is_var(v) and producer.get(v) in inside:
+                readers[producer[v]].add(at)
     followers: dict[int, set[int]] = {}
     for at in reversed(tail):
         followers[at] = set().union(*({r} | followers[r] for r in readers[at]))
@@ -107,11 +109,11 @@ def _groups(eqns: Sequence[JaxprEqn], tail: Sequence[int], made: dict[Var, int])
     return sorted(groups, key=lambda g: -sum(contraction_work(eqns[at]) for at in g))
 
 
-def _root(eqns: Sequence[JaxprEqn], made: dict[Var, int], value: Var) -> Var:
+def _root(eqns: Sequence[JaxprEqn], producer: dict[Var, int], value: Var) -> Var:
     """Returns what would be kept for the value: the smallest of those it is a view of."""
     best = value
-    while value in made and eqns[made[value]].primitive.name in VIEWS:
-        operand = eqns[made[value]].invars[0]
+    while value in producer and eqns[producer[value]].primitive.name in VIEWS:
+        operand = eqns[producer[value]].invars[0]
         if not is_var(operand):
             break
         value = operand

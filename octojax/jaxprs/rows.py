@@ -29,12 +29,12 @@ _ELEMENTWISE = frozenset(
 
 
 def push_rows(flat: FlatJaxpr) -> FlatJaxpr:
-    """The jaxpr with every slice of one row along axis 0 taken as early as possible."""
+    """Returns the jaxpr with every slice of one row along axis 0 taken as early as possible."""
     return _Rows(flat).run()
 
 
 def row_index(eqn: JaxprEqn) -> int | None:
-    """The row that an equation `slice[i:i+1, :, ...]` takes; None for any other equation."""
+    """Returns the row that `slice[i:i+1, :, ...]` takes; None for any other equation."""
     if eqn.primitive.name != "slice":
         return None
     shape = aval_of(eqn.invars[0]).shape
@@ -44,6 +44,12 @@ def row_index(eqn: JaxprEqn) -> int | None:
     if not shape or limits[0] - starts[0] != 1 or not plain or not whole:
         return None
     return starts[0]
+
+
+def slice_row(builder: Builder, operand: Atom, index: int) -> Atom:
+    """Appends the slice of one row along axis 0, which keeps its axis of size 1."""
+    _, *rest = aval_of(operand).shape
+    return slice_static(builder, operand, (index, *(0 for _ in rest)), (1, *rest))
 
 
 def expand_row(builder: Builder, row: Atom) -> Atom:
@@ -63,13 +69,13 @@ def squeeze_row(builder: Builder, row: Atom) -> Atom:
 
 
 class _Rows:
-    """One rewrite: remembers what made each new variable and which rows were taken already."""
+    """One rewrite: remembers the producer of each new variable, and the rows sliced already."""
 
     def __init__(self, flat: FlatJaxpr) -> None:
         self.flat = flat
         self.builder = Builder(flat)
         self.roots = set(flat.invars) | set(flat.constvars)
-        self.made: dict[Var, tuple[JaxprEqn, int]] = {}
+        self.producer: dict[Var, tuple[JaxprEqn, int]] = {}
         self.rows: dict[tuple[Var, int], Atom] = {}
         self.sliceable: dict[Var, bool] = {}
 
@@ -87,7 +93,7 @@ class _Rows:
 
     def _learn(self) -> None:
         eqn = self.builder.eqns[-1]
-        self.made.update((var, (eqn, k)) for k, var in enumerate(eqn.outvars))
+        self.producer.update((var, (eqn, k)) for k, var in enumerate(eqn.outvars))
 
     def _replaced(self, eqn: JaxprEqn, args: Sequence[Atom]) -> list[Atom] | None:
         if eqn.primitive.name == "squeeze" and tuple(eqn.params["dimensions"]) == (0,):
@@ -101,10 +107,10 @@ class _Rows:
         return [self._row(args[0], index)]
 
     def _unexpanded(self, atom: Atom) -> Atom | None:
-        """The operand, where `atom` is an array with an axis of size 1 put in front."""
-        if isinstance(atom, Literal) or atom not in self.made:
+        """Returns the operand, where `atom` is an array with an axis of size 1 put in front."""
+        if isinstance(atom, Literal) or atom not in self.producer:
             return None
-        eqn, _ = self.made[atom]
+        eqn, _ = self.producer[atom]
         source = eqn.invars[0] if eqn.invars else None
         if eqn.primitive.name != "broadcast_in_dim" or not isinstance(source, Var):
             return None
@@ -129,7 +135,7 @@ class _Rows:
         return atom
 
     def _row(self, var: Var, index: int) -> Atom:
-        """Row `index` of an array, with its axis of size 1."""
+        """Returns row `index` of an array, with its axis of size 1."""
         if aval_of(var).shape[0] == 1:
             return var
         if (var, index) not in self.rows:
@@ -137,10 +143,10 @@ class _Rows:
         return self.rows[var, index]
 
     def _make_row(self, var: Var, index: int) -> Atom:
-        eqn, output = self.made.get(var, (None, 0))
+        eqn, output = self.producer.get(var, (None, 0))
         name = eqn.primitive.name if eqn is not None else None
         if eqn is None:
-            return self._slice(var, index)
+            return self._emit(slice_row, var, index)
         if name == "concatenate" and eqn.params["dimension"] == 0:
             return self._row_of_pieces(eqn.invars, index)
         if name == "stack" and eqn.params["axis"] == 0:
@@ -156,11 +162,7 @@ class _Rows:
             return self._row(eqn.invars[0], eqn.params["start_indices"][0] + index)  # pyright: ignore[reportArgumentType]
         if name in _ELEMENTWISE and self._is_sliceable(var):
             return self._elementwise(eqn, index)
-        return self._slice(var, index)
-
-    def _slice(self, var: Var, index: int) -> Atom:
-        starts = (index, *(0 for _ in aval_of(var).shape[1:]))
-        return self._emit(slice_static, var, starts, (1, *aval_of(var).shape[1:]))
+        return self._emit(slice_row, var, index)
 
     def _row_of_pieces(self, pieces: Sequence[Atom], index: int) -> Atom:
         for piece in pieces:
@@ -171,7 +173,7 @@ class _Rows:
         raise AssertionError("a row beyond the end of its array")
 
     def _updated(self, eqn: JaxprEqn) -> tuple[int, Atom] | None:
-        """Where an equation sets one row along axis 0, at a known place, and to what."""
+        """Returns where an equation sets one row along axis 0, at a known place, and to what."""
         name = eqn.primitive.name
         if name not in ("dynamic_update_slice", "scatter") or isinstance(eqn.invars[0], Literal):
             return None
@@ -198,9 +200,9 @@ class _Rows:
         return at, self._emit(expand_row, update)
 
     def _integer(self, atom: Atom) -> int | None:
-        """An integer known at trace time, also one spread over an array."""
+        """Returns an integer known at trace time, also one spread over an array."""
         while not isinstance(atom, Literal):
-            eqn, _ = self.made.get(atom, (None, 0))
+            eqn, _ = self.producer.get(atom, (None, 0))
             if eqn is None or eqn.primitive.name != "broadcast_in_dim":
                 return None
             atom = eqn.invars[0]
@@ -220,7 +222,7 @@ class _Rows:
         if var in self.roots:
             return True
         if var not in self.sliceable:
-            eqn, _ = self.made[var]
+            eqn, _ = self.producer[var]
             self.sliceable[var] = eqn.primitive.name in _ELEMENTWISE and all(
                 self._fits(x, var) for x in eqn.invars
             )
@@ -239,6 +241,6 @@ class _Rows:
         ]
         (out,) = eqn.outvars
         aval = aval_of(out).update(shape=(1, *aval_of(out).shape[1:]))
-        made = self.builder.append(eqn.primitive, args, eqn.params, aval)
+        row = self.builder.append(eqn.primitive, args, eqn.params, aval)
         self._learn()
-        return made
+        return row

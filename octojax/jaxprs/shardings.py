@@ -21,6 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from octojax import compat
 from octojax.errors import MeshError
+from octojax.jaxprs.count import sub_jaxprs
 from octojax.jaxprs.inline import CALLS, body_of
 
 _OUTPUTS = ("sharding", "out_sharding")
@@ -53,15 +54,15 @@ def evaluate(closed: Any, values: Sequence[Any], axes: Axes | None) -> list[Any]
 
 def _evaluate(jaxpr: Any, values: Sequence[Any], axes: Axes | None) -> list[Any]:
     jaxpr, consts = compat.split_consts(jaxpr)
-    known = dict(zip(jaxpr.constvars, consts, strict=True))
-    known.update(zip(jaxpr.invars, values, strict=True))
+    env = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, values, strict=True))
 
     def read(atom: Any) -> Any:
-        return _unplaced(atom.val) if isinstance(atom, Literal) else known[atom]
+        return _unplaced(atom.val) if isinstance(atom, Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
         results = apply(eqn, [read(atom) for atom in eqn.invars], axes)
-        known.update(zip(eqn.outvars, results, strict=True))
+        env.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
@@ -82,9 +83,9 @@ def apply(eqn: JaxprEqn, values: Sequence[Any], axes: Axes | None) -> Sequence[A
     name, params = eqn.primitive.name, eqn.params
     if name in CALLS and body_of(eqn) is not None:
         return _call(eqn, values, axes)
-    wanted = shardings_of(eqn)
-    if wanted:
-        pairs = zip(values, wanted, strict=True)
+    shardings = shardings_of(eqn)
+    if shardings:
+        pairs = zip(values, shardings, strict=True)
         return [value if at is None else _constrain(value, at, axes) for value, at in pairs]
     if name == "shard_map":
         return _shard_map(eqn, values, axes)
@@ -107,10 +108,8 @@ def equations(jaxpr: Any) -> Iterator[JaxprEqn]:
     inner, _ = compat.split_consts(jaxpr)
     for eqn in inner.eqns:
         yield eqn
-        for param in eqn.params.values():
-            for body in param if isinstance(param, tuple | list) else (param,):
-                if hasattr(body, "eqns") or hasattr(body, "jaxpr"):
-                    yield from equations(body)
+        for body in sub_jaxprs(eqn):
+            yield from equations(body)
 
 
 def shardings_of(eqn: JaxprEqn) -> tuple[NamedSharding | None, ...]:
@@ -118,14 +117,14 @@ def shardings_of(eqn: JaxprEqn) -> tuple[NamedSharding | None, ...]:
     None for one that it leaves as it is. Empty for any other equation."""
     match eqn.primitive.name:
         case "sharding_constraint":
-            wanted = [eqn.params["sharding"]]
+            shardings = [eqn.params["sharding"]]
         case "reshard":
-            wanted = [eqn.params["dst_sharding"]]
+            shardings = [eqn.params["dst_sharding"]]
         case "device_put":
-            wanted = eqn.params["devices"]
+            shardings = eqn.params["devices"]
         case _:
             return ()
-    named = tuple(x if isinstance(x, NamedSharding) else None for x in wanted)
+    named = tuple(x if isinstance(x, NamedSharding) else None for x in shardings)
     return named if any(named) or eqn.primitive.name != "device_put" else ()
 
 
@@ -163,7 +162,7 @@ def _of_call(eqn: JaxprEqn) -> tuple[NamedSharding | None, ...]:
 
 
 def _call(eqn: JaxprEqn, values: Sequence[Any], axes: Axes | None) -> list[Any]:
-    """The results of a call, written out: what it says of its ends is a constraint, and the
+    """Returns the results of a call, written out: what it says of its ends is a constraint, and the
     barrier that keeps XLA from merging a recomputation stays."""
     params = eqn.params
     if params.get("differentiated") and params.get("prevent_cse") is True:
@@ -182,7 +181,7 @@ def _ends(values: Sequence[Any], shardings: Sequence[Any], axes: Axes | None) ->
 
 
 def _again(body: Any, axes: Axes | None, end: Callable[[list[Any]], list[Any]] = list) -> Any:
-    """The body of a loop, or all branches, traced under the mesh of the caller."""
+    """Returns the body of a loop, or all branches, traced under the mesh of the caller."""
     if isinstance(body, tuple | list):
         return tuple(_again(one, axes, _whole(axes)) for one in body)
     if not names_mesh(body):
@@ -192,13 +191,13 @@ def _again(body: Any, axes: Axes | None, end: Callable[[list[Any]], list[Any]] =
 
 
 def _shape(value: Any) -> jax.ShapeDtypeStruct:
-    """The type of a value, on no mesh."""
+    """Returns the type of a value, on no mesh."""
     weak = bool(getattr(value, "weak_type", False))
     return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=weak)
 
 
 def _unplaced(value: Any) -> Any:
-    """A literal as NumPy has it: JAX's own remember the mesh under which they were written."""
+    """Returns a literal as NumPy has it: JAX's own remember the mesh they were written under."""
     if isinstance(value, jax.Array) or not hasattr(value, "dtype"):
         return value
     return value.item() if getattr(value, "weak_type", False) else np.asarray(value)
@@ -251,26 +250,30 @@ def _shard_map(eqn: JaxprEqn, values: Sequence[Any], axes: Axes | None) -> Seque
 
 
 def _along(eqn: JaxprEqn, values: Sequence[Any], axes: Axes | None) -> Sequence[Any]:
-    """The results of a cast or a sum along axes, some of which the rank may lack: values are the
-    same along those, as a model computes over none of them."""
+    """Returns the results of a cast or a sum along axes, some of which the rank may lack: values
+    are the same along those, as a model computes over none of them."""
     along = eqn.params["axes"]
     names = frozenset() if axes is None else axes.names
     lacking = [a for a in along if isinstance(a, str) and a not in names]
     times = math.prod(compat.mesh_of(eqn).shape[a] for a in lacking)
     if eqn.primitive.name in _SUMS and times != 1:
         values = [value * times for value in values]
-    kept = tuple(a for a in along if a not in lacking)
-    return compat.bind_here(eqn, values, {**eqn.params, "axes": kept}) if kept else values
+    present_axes = tuple(a for a in along if a not in lacking)
+    return (
+        compat.bind_here(eqn, values, {**eqn.params, "axes": present_axes})
+        if present_axes
+        else values
+    )
 
 
 def _manual(mesh: Any) -> frozenset[str]:
-    """The axes that a `shard_map` around has taken."""
+    """Returns the axes that a `shard_map` around has taken."""
     types = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return frozenset(name for name, kind in types if kind == AxisType.Manual)
 
 
 def _only(spec: PartitionSpec, names: Collection[str]) -> PartitionSpec:
-    """The spec without other axes."""
+    """Returns the spec without other axes."""
 
     def entry(part: Any) -> Any:
         if isinstance(part, tuple):

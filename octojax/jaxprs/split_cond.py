@@ -25,35 +25,37 @@ from octojax.jaxprs.partition_backward import Cut, partition_backward
 def split_cond(eqn: JaxprEqn, late: set[int]) -> list[JaxprEqn]:
     """Returns equations that bind the same outputs, the `late` ones apart where that pays."""
     branches = [b.jaxpr for b in eqn.params["branches"]]
-    moved = sorted({i for b in branches for i in _moved(b, late)})
-    if not moved:
+    deferred_outputs = sorted({i for b in branches for i in _deferrable_outputs(b, late)})
+    if not deferred_outputs:
         return [eqn]
-    parts = [_split_branch(b, moved) for b in branches]
-    if any(not _has_zero(v) for _, _, kept in parts for v in kept):
+    parts = [_split_branch(b, deferred_outputs) for b in branches]
+    if any(not _has_zero(v) for _, _, residuals in parts for v in residuals):
         return [eqn]
-    slots, places = _share([kept for _, _, kept in parts])
-    early = [i for i in range(len(eqn.outvars)) if i not in moved]
+    slots, places = _share([residuals for _, _, residuals in parts])
+    early = [i for i in range(len(eqn.outvars)) if i not in deferred_outputs]
     first, second = [], []
-    for branch, (before, after, kept), place in zip(branches, parts, places, strict=True):
-        filled = dict(zip(place, kept, strict=True))
-        zeros = {s: _zeros(slot) for s, slot in enumerate(slots) if s not in filled}
+    for branch, (before, after, residuals), place in zip(branches, parts, places, strict=True):
+        value_in = dict(zip(place, residuals, strict=True))
+        zeros = {s: _zeros(slot) for s, slot in enumerate(slots) if s not in value_in}
         ends = [branch.outvars[i] for i in early]
-        ends += [filled[s] if s in filled else zeros[s][0] for s in range(len(slots))]
+        ends += [value_in[s] if s in value_in else zeros[s][0] for s in range(len(slots))]
         live = eqns_for(before, ends)
         first.append(
             new_jaxpr(branch.invars, ends, [*live, *(e for _, es in zeros.values() for e in es)])
         )
-        given = [filled[s] if s in filled else Var(slot.aval) for s, slot in enumerate(slots)]
-        ends = [branch.outvars[i] for i in moved]
-        second.append(new_jaxpr([*branch.invars, *given], ends, after))
+        residual_inputs = [
+            value_in[s] if s in value_in else Var(slot.aval) for s, slot in enumerate(slots)
+        ]
+        ends = [branch.outvars[i] for i in deferred_outputs]
+        second.append(new_jaxpr([*branch.invars, *residual_inputs], ends, after))
     stacks = [Var(slot.aval) for slot in slots]
     return [
         close_cond(eqn, first, eqn.invars, [*(eqn.outvars[i] for i in early), *stacks]),
-        close_cond(eqn, second, [*eqn.invars, *stacks], [eqn.outvars[i] for i in moved]),
+        close_cond(eqn, second, [*eqn.invars, *stacks], [eqn.outvars[i] for i in deferred_outputs]),
     ]
 
 
-def _moved(branch: Jaxpr, late: set[int]) -> list[int]:
+def _deferrable_outputs(branch: Jaxpr, late: set[int]) -> list[int]:
     order = sorted(late)
     return [order[i] for i in _cut(branch, late).second_outputs]
 
@@ -64,32 +66,32 @@ def _cut(branch: Jaxpr, late: set[int]) -> Cut:
 
 
 def _split_branch(
-    branch: Jaxpr, moved: Sequence[int]
+    branch: Jaxpr, deferred_outputs: Sequence[int]
 ) -> tuple[list[JaxprEqn], list[JaxprEqn], tuple[Var, ...]]:
     """Returns both parts of a branch and the values that cross from one to the other."""
-    cut = _cut(branch, set(moved))
+    cut = _cut(branch, set(deferred_outputs))
     first = [branch.eqns[at] for at in cut.first]
     second = [branch.eqns[at] for at in cut.second]
-    ends = [branch.outvars[i] for i in moved]
+    ends = [branch.outvars[i] for i in deferred_outputs]
     operands = frozenset(branch.invars)
-    kept = choose_residuals(first, free_vars(second, ends), set(), existing=operands)
-    new = tuple(v for v in kept.values if v not in operands)
-    return first, [*(first[at] for at in kept.repeated), *second], new
+    residuals = choose_residuals(first, free_vars(second, ends), set(), existing=operands)
+    new = tuple(v for v in residuals.values if v not in operands)
+    return first, [*(first[at] for at in residuals.repeated), *second], new
 
 
-def _share(kept: Sequence[Sequence[Var]]) -> tuple[list[Var], list[list[int]]]:
+def _share(residuals: Sequence[Sequence[Var]]) -> tuple[list[Var], list[list[int]]]:
     """Returns one value per shared place, and per branch the places of its values."""
     slots: list[Var] = []
     places: list[list[int]] = []
-    for values in kept:
-        taken: list[int] = []
+    for values in residuals:
+        own_places: list[int] = []
         for v in values:
-            fits = (s for s, u in enumerate(slots) if _alike(u, v) and s not in taken)
+            fits = (s for s, u in enumerate(slots) if _alike(u, v) and s not in own_places)
             place = next(fits, len(slots))
             if place == len(slots):
                 slots.append(v)
-            taken.append(place)
-        places.append(taken)
+            own_places.append(place)
+        places.append(own_places)
     return slots, places
 
 

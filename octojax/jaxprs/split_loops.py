@@ -27,18 +27,18 @@ def split_loops(
     """
     live = eqns_for(eqns, [*urgent, *deferrable], keep_effects=True)
     busy = {v for v in urgent if is_var(v)}
-    wanted = {v for v in (*urgent, *deferrable) if is_var(v)}
+    live_values = {v for v in (*urgent, *deferrable) if is_var(v)}
     out: list[list[JaxprEqn]] = []
     for eqn in reversed(live):
         late = {
             at
             for at, v in enumerate(eqn.outvars)
-            if v in wanted and v not in busy and not is_dropped(v)
+            if v in live_values and v not in busy and not is_dropped(v)
         }
         out.append(_split(eqn, late))
         if is_contraction(eqn) or is_opaque(eqn) or any(v in busy for v in eqn.outvars):
             busy.update(filter(is_var, eqn.invars))
-        wanted.update(filter(is_var, eqn.invars))
+        live_values.update(filter(is_var, eqn.invars))
     return [eqn for part in reversed(out) for eqn in part]
 
 
@@ -57,12 +57,12 @@ def _within(eqn: JaxprEqn, param: str, late: set[int]) -> JaxprEqn:
     """Returns the equation with the loops inside its body or branches split."""
     bodies = eqn.params[param]
     many = isinstance(bodies, tuple)
-    made = []
+    jaxprs = []
     for body in bodies if many else (bodies,):
         jaxpr = body.jaxpr
         outs = list(enumerate(jaxpr.outvars))
         inner = split_loops(
             jaxpr.eqns, [v for i, v in outs if i not in late], [v for i, v in outs if i in late]
         )
-        made.append(new_jaxpr(jaxpr.invars, jaxpr.outvars, inner))
-    return eqn.replace(params={**eqn.params, param: tuple(made) if many else made[0]})
+        jaxprs.append(new_jaxpr(jaxpr.invars, jaxpr.outvars, inner))
+    return eqn.replace(params={**eqn.params, param: tuple(jaxprs) if many else jaxprs[0]})

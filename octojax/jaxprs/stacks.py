@@ -15,8 +15,7 @@ from jax.extend.core import JaxprEqn, Var
 from octojax import compat
 from octojax.compat import Atom, aval_of
 from octojax.jaxprs.flat import Builder, FlatJaxpr, read, rewrite, without_dead
-from octojax.jaxprs.fold import slice_static
-from octojax.jaxprs.rows import expand_row, push_rows, row_index, squeeze_row
+from octojax.jaxprs.rows import expand_row, push_rows, row_index, slice_row, squeeze_row
 
 MOST_ROWS = 1024
 
@@ -24,7 +23,7 @@ Rows = tuple[tuple[int, Var], ...]
 
 
 def split_stacks(flat: FlatJaxpr, inputs: Sequence[Var]) -> tuple[FlatJaxpr, Mapping[Var, Rows]]:
-    """The jaxpr reading `(index, variable)` rows instead of the inputs that come apart.
+    """Returns the jaxpr reading `(index, variable)` rows instead of the inputs that come apart.
 
     An input comes apart if it has at least two rows, each is read, and nothing else of it is.
     The new variables are free in the equations: `flat.invars` stays as it is.
@@ -53,27 +52,27 @@ def _by_rows(flat: FlatJaxpr, stacks: Sequence[Var]) -> tuple[FlatJaxpr, Mapping
 def split_carried(
     flat: FlatJaxpr, carried: Sequence[tuple[Var, int]]
 ) -> tuple[FlatJaxpr, Mapping[Var, Rows]]:
-    """The jaxpr reading and returning rows of the state that comes apart.
+    """Returns the jaxpr reading and returning rows of the state that comes apart.
 
     `carried` pairs an input with the position of the output that takes its place. Where it comes
     apart, `(index, variable)` rows are read instead of the input, and that output becomes one
     per row, in order, in the same place.
     """
     wide = flat
-    chosen = [pair for pair in carried if _may_come_apart(flat, *pair)]
-    while chosen:
-        wide = _with_row_outputs(flat, chosen)
-        stays = [(v, at) for v, at in chosen if not _is_read_whole(wide, v)]
-        if stays == chosen:
+    pairs = [pair for pair in carried if _may_come_apart(flat, *pair)]
+    while pairs:
+        wide = _with_row_outputs(flat, pairs)
+        stays = [(v, at) for v, at in pairs if not _is_read_whole(wide, v)]
+        if stays == pairs:
             break
-        chosen = stays
-    if not chosen:
+        pairs = stays
+    if not pairs:
         return flat, {}
     count = len(flat.outvars)
-    split, rows = _by_rows(wide, [v for v, _ in chosen])
+    split, rows = _by_rows(wide, [v for v, _ in pairs])
     returned = list(split.outvars[count:])
     ends: list[Atom] = []
-    places = {at: len(rows[v]) for v, at in chosen}
+    places = {at: len(rows[v]) for v, at in pairs}
     for at, end in enumerate(split.outvars[:count]):
         ends += [end] if at not in places else [returned.pop(0) for _ in range(places[at])]
     return without_dead(replace(split, outvars=tuple(ends))), rows
@@ -94,32 +93,29 @@ def _is_read_whole(flat: FlatJaxpr, var: Var) -> bool:
     return var in flat.outvars or any(row_index(eqn) is None for eqn in readers)
 
 
-def _with_row_outputs(flat: FlatJaxpr, chosen: Sequence[tuple[Var, int]]) -> FlatJaxpr:
-    """The jaxpr that returns rows, after its other outputs, for the outputs chosen."""
+def _with_row_outputs(flat: FlatJaxpr, pairs: Sequence[tuple[Var, int]]) -> FlatJaxpr:
+    """Returns the jaxpr that returns rows, after its other outputs, for the outputs in `pairs`."""
     builder = Builder(flat)
     env: dict[Var, Atom] = {}
     for eqn in flat.eqns:
         builder.emit(eqn, env)
     ends = [read(env, x) for x in flat.outvars]
     rows: list[Atom] = []
-    for _, at in chosen:
-        shape = aval_of(ends[at]).shape
-        for i in range(shape[0]):
-            starts = (i, *(0 for _ in shape[1:]))
-            row = slice_static(builder, ends[at], starts, (1, *shape[1:]))
-            rows.append(squeeze_row(builder, row))
+    for _, at in pairs:
+        for i in range(aval_of(ends[at]).shape[0]):
+            rows.append(squeeze_row(builder, slice_row(builder, ends[at], i)))
         ends[at] = rows[-1]
     return without_dead(push_rows(builder.finish([*ends, *rows])))
 
 
 def _stacks(flat: FlatJaxpr, inputs: Sequence[Var]) -> list[Var]:
-    wanted = {v for v in inputs if 2 <= (aval_of(v).shape or (0,))[0] <= MOST_ROWS}
+    candidates = {v for v in inputs if 2 <= (aval_of(v).shape or (0,))[0] <= MOST_ROWS}
     whole = {v for v in flat.outvars if isinstance(v, Var)}
     read: dict[Var, set[int]] = {}
     for eqn in flat.eqns:
         index = row_index(eqn)
         for var in eqn.invars:
-            if not isinstance(var, Var) or var not in wanted:
+            if not isinstance(var, Var) or var not in candidates:
                 continue
             if index is None:
                 whole.add(var)

@@ -38,8 +38,8 @@ def thin_stacks(eqns: Sequence[JaxprEqn]) -> tuple[list[JaxprEqn], dict[Var, Ato
         if eqn.primitive.name != "scan" or eqn.effects:
             out.append(eqn)
             continue
-        made, changed = _thin(eqn)
-        out += made
+        replacement, changed = _thin(eqn)
+        out += replacement
         names.update(changed)
     return out, names
 
@@ -56,19 +56,19 @@ def _thin(eqn: JaxprEqn) -> tuple[list[JaxprEqn], dict[Var, Atom]]:
     inside = {v for e in loop.body for v in e.outvars}
     ends = zip(loop.ends[carries:], loop.outs[carries:], strict=True)
     stacks = [(v, out) for v, out in ends if is_var(v) and v in inside]
-    wanted = list(dict.fromkeys(v for v, _ in stacks))
-    stored = choose_residuals(loop.body, wanted, set(loop.consts) | set(loop.xs))
+    values = list(dict.fromkeys(v for v, _ in stacks))
+    stored = choose_residuals(loop.body, values, set(loop.consts) | set(loop.xs))
     if len(stored.values) >= len(stacks):
         return [eqn], {}
     old = dict(reversed(stacks))
-    held = {v: old.get(v) or Var(stacked_aval(loop.length, v)) for v in stored.values}
-    kept = set(held.values())
-    dropped = [(v, out) for v, out in stacks if out not in kept]
+    stack_of = {v: old.get(v) or Var(stacked_aval(loop.length, v)) for v in stored.values}
+    new_stacks = set(stack_of.values())
+    dropped = [(v, out) for v, out in stacks if out not in new_stacks]
     gone = {out for _, out in dropped}
-    left = [at for at, out in enumerate(loop.outs) if out not in gone]
-    extra = {v: name for v, name in held.items() if v not in old}
-    thinner = close_loop(restrict_loop(loop, loop.body, left, stacks=extra))
-    after, changed = _after(loop, dropped, stored.repeated, held)
+    remaining = [at for at, out in enumerate(loop.outs) if out not in gone]
+    extra = {v: name for v, name in stack_of.items() if v not in old}
+    thinner = close_loop(restrict_loop(loop, loop.body, remaining, stacks=extra))
+    after, changed = _after(loop, dropped, stored.repeated, stack_of)
     return [thinner, *after], changed
 
 
@@ -76,19 +76,19 @@ def _after(
     loop: Loop,
     dropped: Sequence[tuple[Var, Var]],
     repeated: Sequence[int],
-    held: dict[Var, Var],
+    stack_of: dict[Var, Var],
 ) -> tuple[list[JaxprEqn], dict[Var, Atom]]:
-    """Returns equations that make the dropped stacks from those held, and where they are."""
+    """Returns equations that make the dropped stacks from those stored, and where they are."""
     ends = [v for v, _ in dropped]
     body = [loop.body[at] for at in repeated]
     read = free_vars(body, ends)
-    outer = [held[v] if v in held else {**loop.xs, **loop.consts}[v] for v in read]
+    outer = [stack_of[v] if v in stack_of else {**loop.xs, **loop.consts}[v] for v in read]
     axes = tuple(None if v in loop.consts else 0 for v in read)
     steps = jaxpr_as_fun(new_jaxpr(read, ends, body))
     shapes = [shape_of(v) for v in outer]
     run = jax.vmap(steps, axes, axis_size=loop.length)
     jaxpr = inline_calls(jax.make_jaxpr(run)(*shapes)).jaxpr
-    given = dict(zip(jaxpr.invars, outer, strict=True))
-    found = rename(jaxpr.outvars, given)
-    changed = {out: name for (_, out), name in zip(dropped, found, strict=True)}
-    return substitute(jaxpr.eqns, given), changed
+    names = dict(zip(jaxpr.invars, outer, strict=True))
+    results = rename(jaxpr.outvars, names)
+    changed = {out: name for (_, out), name in zip(dropped, results, strict=True)}
+    return substitute(jaxpr.eqns, names), changed

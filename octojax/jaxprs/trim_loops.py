@@ -16,16 +16,16 @@ def trim_loops(
 
     With `keep_effects` those that print or call back for their effect stay too, whole.
     """
-    wanted = {v for v in outputs if is_var(v)}
+    live = {v for v in outputs if is_var(v)}
     out: list[JaxprEqn] = []
     for eqn in reversed(eqns):
         effectful = keep_effects and bool(eqn.effects)
-        if not effectful and not any(v in wanted for v in eqn.outvars):
+        if not effectful and not any(v in live for v in eqn.outvars):
             continue
-        unread = {at for at, v in enumerate(eqn.outvars) if v not in wanted}
+        unread = {at for at, v in enumerate(eqn.outvars) if v not in live}
         trimmed = eqn if eqn.effects else _trim(eqn, unread)
         out.append(trimmed)
-        wanted.update(filter(is_var, trimmed.invars))
+        live.update(filter(is_var, trimmed.invars))
     return out[::-1]
 
 
@@ -33,14 +33,14 @@ def _trim(eqn: JaxprEqn, unread: set[int]) -> JaxprEqn:
     if eqn.primitive.name == "scan":
         unread = settle_late(eqn, unread)
         loop = open_loop(eqn)
-        kept = [at for at in range(len(loop.ends)) if at not in unread]
-        inner = trim_loops(loop.body, [loop.ends[at] for at in kept])
-        return close_loop(restrict_loop(loop, inner, kept))
+        positions = [at for at in range(len(loop.ends)) if at not in unread]
+        inner = trim_loops(loop.body, [loop.ends[at] for at in positions])
+        return close_loop(restrict_loop(loop, inner, positions))
     if eqn.primitive.name == "cond":
-        kept = [at for at in range(len(eqn.outvars)) if at not in unread]
+        positions = [at for at in range(len(eqn.outvars)) if at not in unread]
         branches = []
         for branch in (b.jaxpr for b in eqn.params["branches"]):
-            ends = [branch.outvars[at] for at in kept]
+            ends = [branch.outvars[at] for at in positions]
             branches.append(new_jaxpr(branch.invars, ends, trim_loops(branch.eqns, ends)))
-        return close_cond(eqn, branches, eqn.invars, [eqn.outvars[at] for at in kept])
+        return close_cond(eqn, branches, eqn.invars, [eqn.outvars[at] for at in positions])
     return eqn

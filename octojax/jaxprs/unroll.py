@@ -8,9 +8,8 @@ from jax.extend.core import DropVar, JaxprEqn
 from octojax import compat
 from octojax.compat import JIT_NAMES, Atom, aval_of
 from octojax.jaxprs.flat import Builder
-from octojax.jaxprs.fold import slice_static
 from octojax.jaxprs.inline import call_inlined
-from octojax.jaxprs.rows import expand_row, squeeze_row
+from octojax.jaxprs.rows import expand_row, slice_row, squeeze_row
 
 
 def unroll_scan(builder: Builder, eqn: JaxprEqn, args: Sequence[Atom]) -> list[Atom]:
@@ -30,7 +29,7 @@ def unroll_scan(builder: Builder, eqn: JaxprEqn, args: Sequence[Atom]) -> list[A
     rows: list[list[Atom]] = [[] for _ in eqn.outvars[num_carry:]]
     order = range(length)
     for i in reversed(order) if eqn.params["reverse"] else order:
-        at = [_row(builder, x, i) for x in xs]
+        at = [squeeze_row(builder, slice_row(builder, x, i)) for x in xs]
         results = call_inlined(builder, eqn.params["jaxpr"], [*consts, *carry, *at], JIT_NAMES)
         carry = results[:num_carry]
         for row, y in zip(rows, results[num_carry:]):
@@ -40,11 +39,6 @@ def unroll_scan(builder: Builder, eqn: JaxprEqn, args: Sequence[Atom]) -> list[A
         for row, out in zip(rows, eqn.outvars[num_carry:])
     ]
     return [*carry, *stacked]
-
-
-def _row(builder: Builder, x: Atom, index: int) -> Atom:
-    starts = (index, *(0 for _ in aval_of(x).shape[1:]))
-    return squeeze_row(builder, slice_static(builder, x, starts, (1, *aval_of(x).shape[1:])))
 
 
 def _stack(builder: Builder, rows: Sequence[Atom], out: Atom) -> Atom:

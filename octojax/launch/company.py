@@ -144,7 +144,7 @@ class Company:
         return alive
 
     def _note_end(self, child: Child) -> None:
-        """The note is there whole or not at all."""
+        """Writes the note whole or not at all."""
         draft = self.folder / "draft"
         draft.write_text(self._exit(child).how, encoding="utf-8")
         draft.replace(self.folder / f"ended.{child.process_id}")

@@ -54,7 +54,7 @@ class Segment:
 def find_borders(
     steps: Sequence[Step], min_layers: int = 1, before: float = math.inf
 ) -> tuple[int, ...]:
-    """The positions p, ascending, such that a cut after step p separates two layers.
+    """Returns the positions p, ascending, such that a cut after step p separates two layers.
 
     Marked steps are borders always. If fewer than `min_layers` segments result, the
     candidates with fewest bytes for the work that they part become borders, until there are
@@ -73,7 +73,7 @@ def find_borders(
 
 
 def _last_made(steps: Sequence[Step]) -> float:
-    """The bytes of the last heavy step's result: how wide the model is where it ends.
+    """Returns the bytes of the last heavy step's result: how wide the model is where it ends.
 
     Behind it everything shrinks to the loss, which says nothing about its layers.
     """
@@ -81,7 +81,7 @@ def _last_made(steps: Sequence[Step]) -> float:
 
 
 def _marks(steps: Sequence[Step]) -> set[int]:
-    """The last step of every run of marks, but not the last step of all."""
+    """Returns the last step of every run of marks, but not the last step of all."""
     last = len(steps) - 1
     return {
         p
@@ -102,7 +102,7 @@ def _candidates(steps: Sequence[Step]) -> list[int]:
 
 
 def _narrowest(steps: Sequence[Step], start: int, stop: int) -> int:
-    """The position in `[start, stop)` to cut at: the first run of least width, to its end.
+    """Returns the position in `[start, stop)` to cut at: the first run of least width, to its end.
 
     Then on over whatever reads no parameters: a bias and an activation function stay with
     their matrix, a norm goes with the layer that it feeds.
@@ -127,7 +127,7 @@ def _visible(
     segment: Segment,
     ends: Mapping[int, float] = MappingProxyType({}),
 ) -> set[int]:
-    """The candidates in a segment with nothing narrower before them, or nothing behind them.
+    """Returns the candidates in a segment with nothing narrower before them, or nothing after.
 
     `ends` are the widths of positions that count as ends of the segment.
     """
@@ -143,7 +143,7 @@ def _visible(
 
 
 def _between_embeddings(steps: Sequence[Step], borders: set[int], marks: set[int]) -> set[int]:
-    """The borders between two look-ups with no other heavy step near: one embedding layer."""
+    """Returns borders between look-ups with no other heavy step near: one embedding layer."""
     found: set[int] = set()
     segments = _segments(len(steps), borders)
     for left, right in pairwise(segments):
@@ -202,7 +202,7 @@ def _segments(count: int, borders: set[int]) -> list[Segment]:
 
 
 def _within(candidates: Sequence[int], segment: Segment) -> list[int]:
-    """The candidates that cut a segment in two."""
+    """Returns the candidates that cut a segment in two."""
     return [p for p in candidates if segment.start <= p < segment.stop - 1]
 
 

@@ -54,7 +54,7 @@ class StagedLoss:
 def cut_stages(
     layered: LayeredLoss, partition: Partition, ranks: Sequence[int] | None = None
 ) -> StagedLoss:
-    """The stages of a partition of the layers. `ranks` are those of the stages, if known.
+    """Returns the stages of a partition of the layers. `ranks` are those of the stages, if known.
 
     Raises:
         CutError: the partition is of another number of layers, or a state leaf would be
@@ -119,7 +119,7 @@ def _check_size(layered: LayeredLoss, partition: Partition) -> None:
 
 
 def _steps(layered: LayeredLoss, partition: Partition, stage: int) -> Sequence[int]:
-    """The activation equations of a stage."""
+    """Returns the activation equations of a stage."""
     first, last = partition.bounds[stage], partition.bounds[stage + 1]
     return layered.steps[layered.bounds[first] : layered.bounds[last]]
 
@@ -153,7 +153,7 @@ def _sent(
 def _writers(
     layered: LayeredLoss, partition: Partition, kinds: Sequence[StateKind]
 ) -> dict[int, int]:
-    """The stage that writes each carried leaf: where its new value is made.
+    """Returns the stage that writes each carried leaf: where its new value is made.
 
     A value made of batch and state alone is made where the leaf is read, or in stage 0.
     """
@@ -170,7 +170,7 @@ def _writers(
 
 
 def _homes(layered: LayeredLoss, partition: Partition) -> dict[Var, int]:
-    """The stage that makes each activation."""
+    """Returns the stage that makes each activation."""
     eqns = layered.normal.flat.eqns
     return {
         var: stage
@@ -181,7 +181,7 @@ def _homes(layered: LayeredLoss, partition: Partition) -> dict[Var, int]:
 
 
 def _readers(layered: LayeredLoss, partition: Partition) -> dict[int, set[int]]:
-    """The stages whose activation equations read each state leaf."""
+    """Returns the stages whose activation equations read each state leaf."""
     found: dict[int, set[int]] = {}
     for stage in range(partition.num_stages):
         for ref in _reads(layered, _steps(layered, partition, stage)):
@@ -227,7 +227,7 @@ def _stage(
 
 
 def _made(layered: LayeredLoss, partition: Partition, stage: int) -> list[Var]:
-    """The activations that a stage makes."""
+    """Returns the activations that a stage makes."""
     eqns = layered.normal.flat.eqns
     return [var for at in _steps(layered, partition, stage) for var in eqns[at].outvars]
 
@@ -266,7 +266,7 @@ def _program(
     reads: Sequence[Ref],
     writes: Sequence[Ref],
 ) -> Program:
-    """The program, without inputs that nothing reads."""
+    """Returns the program, without inputs that nothing reads."""
     used = {v for eqn in eqns for v in eqn.invars if isinstance(v, Var)}
     used |= {v for v in outvars if isinstance(v, Var)}
     kept = [(var, ref) for var, ref in zip(invars, reads) if var in used]

@@ -44,7 +44,7 @@ class LayeredLoss:
 
 
 def find_layers(traced: TracedLoss, min_layers: int = 1) -> LayeredLoss:
-    """The layers of a loss, found from the values alive after each equation.
+    """Returns the layers of a loss, found from the values alive after each equation.
 
     Cuts finer than a block or half a block, and inside checkpointed blocks, are made only
     where `min_layers` asks for them. There may still be fewer.
@@ -106,7 +106,7 @@ def _layers(
 def units_read(
     normal: NormalLoss, depends: Mapping[Var, Depends], group: Sequence[int]
 ) -> tuple[int, ...]:
-    """The parameter units that the equations of a group read, through what they recompute."""
+    """Returns the parameter units that a group's equations read, through what they recompute."""
     wanted = [
         v
         for at in group

@@ -15,7 +15,7 @@ from octojax.layers.paths import common_path
 def name_layers(
     normal: NormalLoss, depends: Mapping[Var, Depends], groups: Sequence[Sequence[int]]
 ) -> list[tuple[str, str]]:
-    """A `(name, kind)` per group of equations. Names are unique; kinds are names without numbers.
+    """Returns `(name, kind)` per group of equations: unique names; kinds without numbers.
 
     The common path of the weights of the group's heavy equations, or of all its weights:
     `layers.3.mlp`. Layers without weights are called after their last equation. Layers of one
@@ -43,13 +43,13 @@ def _name(normal: NormalLoss, depends: Mapping[Var, Depends], group: Sequence[in
 
 
 def _common_words(heads: Sequence[str]) -> str:
-    """The words that modules begin with, `block_1_norm block_1_mlp_in -> block_1`, else all."""
+    """Returns the words that modules begin with (`block_1_norm block_1_mlp -> block_1`) or all."""
     common = common_path([head.replace("_", ".") for head in heads]).replace(".", "_")
     return common or "+".join(heads)
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """The names, those that occur more than once with `/0`, `/1`, ... behind."""
+    """Returns the names, those that occur more than once with `/0`, `/1`, ... behind."""
     seen: dict[str, int] = {}
     found = []
     for name in names:

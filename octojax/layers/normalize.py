@@ -55,7 +55,7 @@ class NormalLoss:
     def recomputed(
         self, wanted: Iterable[Var], given: Collection[Var]
     ) -> tuple[set[int], list[Var]]:
-        """The equations and the inputs that the wanted values take, where `given` are at hand."""
+        """Returns the equations and inputs that `targets` take, where `available` are at hand."""
         eqns: set[int] = set()
         found: dict[Var, None] = {}
         stack = list(wanted)
@@ -73,13 +73,13 @@ class NormalLoss:
         return eqns, list(found)
 
     def units_behind(self, wanted: Iterable[Var], given: Collection[Var] = ()) -> tuple[int, ...]:
-        """The parameter units that the wanted values are made of, ascending."""
+        """Returns the parameter units that the wanted values are made of, ascending."""
         refs = (self.inputs[var] for var in self.recomputed(wanted, given)[1])
         return tuple(sorted(ref.index for ref in refs if ref.role is Role.PARAM))
 
 
 def normalize(traced: TracedLoss, remat: Remat = Remat.LARGE) -> NormalLoss:
-    """The loss with calls and stacks of layers opened, dead equations gone, inputs named."""
+    """Returns the loss with calls and stacks of layers open, dead equations gone, inputs named."""
     sources = classify.sources(traced, traced.flat)
     flat = open_layers(traced.flat, sources, remat)
     flat = without_dead(push_rows(fold_integers(without_dead(flat))))
@@ -87,7 +87,7 @@ def normalize(traced: TracedLoss, remat: Remat = Remat.LARGE) -> NormalLoss:
 
 
 def _name_inputs(traced: TracedLoss, flat: FlatJaxpr, depends: Mapping[Var, Depends]) -> NormalLoss:
-    """The loss with a role for each of its inputs; constants become units of their own.
+    """Returns the loss with a role for each of its inputs; constants become units of their own.
 
     A leaf of which each row is read on its own, and nothing else, becomes one unit per row.
     """
@@ -122,7 +122,7 @@ def _name_inputs(traced: TracedLoss, flat: FlatJaxpr, depends: Mapping[Var, Depe
 def _name_state(
     traced: TracedLoss, flat: FlatJaxpr, depends: Mapping[Var, Depends]
 ) -> tuple[FlatJaxpr, tuple[StateUnit, ...], dict[Var, Ref]]:
-    """The loss with stacked state in slices, all of its state, and what reads the mutable part.
+    """Returns the loss with stacked state in slices, its state, and what reads the mutable part.
 
     Counters stay whole: every rank has them.
     """
@@ -157,7 +157,7 @@ def _stack_prefixes(rows: Mapping[str, int]) -> dict[str, str]:
 
 
 def _row_name(name: str, prefix: str, index: int) -> str:
-    """The path of one layer's slice: `layers.mlp.up` row 2 -> `layers.2.mlp.up`."""
+    """Returns the path of one layer's slice: `layers.mlp.up` row 2 -> `layers.2.mlp.up`."""
     if not prefix:
         return f"{name}.{index}"
     return f"{prefix}.{index}{name[len(prefix) :]}"

@@ -41,7 +41,7 @@ class Remat(enum.Enum):
 
 
 def open_layers(flat: FlatJaxpr, sources: Classes, remat: Remat) -> FlatJaxpr:
-    """The jaxpr with nested jits, stacks of layers and large checkpoints written out."""
+    """Returns the jaxpr with nested jits, stacks of layers and large checkpoints written out."""
     flat = inline_jits(flat)
     while True:
         depends = classify.classify(flat.eqns, sources)
@@ -62,7 +62,7 @@ def _open(
 
 
 def _free_counters(flat: FlatJaxpr, depends: Classes) -> FlatJaxpr:
-    """The jaxpr with results of kept checkpoints that are no activations made outside of them.
+    """Returns the jaxpr with checkpoints' results that are no activations made outside of them.
 
     A dropout count that passes through `nnx.remat` depends on itself alone, not on the block.
     """

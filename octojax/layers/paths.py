@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def common_path(paths: Sequence[str], whole: bool = False) -> str:
-    """The longest dotted path that all begin with, "" if there is none.
+    """Returns the longest dotted path that all begin with, "" if there is none.
 
         layers.0.mlp.up.kernel layers.0.mlp.down.kernel  ->  layers.0.mlp
 

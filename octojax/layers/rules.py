@@ -27,7 +27,7 @@ from octojax.layers.find import LayeredLoss
 def shared_values(
     layered: LayeredLoss, wanted_by_stage: Sequence[Collection[Var]]
 ) -> Mapping[Var, range]:
-    """The stages that send each such value on: from the first that reads it to the last but one.
+    """Returns the stages that send each such value on: its first reader to the last but one.
 
     `wanted_by_stage` are the values that a stage reads and that no stage sends as activations.
     """

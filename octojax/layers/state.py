@@ -54,7 +54,7 @@ class Counters:
 
 
 def state_kinds(traced: TracedLoss, normal: NormalLoss) -> tuple[StateKind, ...]:
-    """The kind of every state unit of the loss.
+    """Returns the kind of every state unit of the loss.
 
     A leaf is a counter if its new value comes from read-only state, constants and counters.
     """
@@ -77,7 +77,7 @@ def state_kinds(traced: TracedLoss, normal: NormalLoss) -> tuple[StateKind, ...]
 
 
 def counters(traced: TracedLoss, normal: NormalLoss, kinds: tuple[StateKind, ...]) -> Counters:
-    """The program that advances all counters by one microbatch."""
+    """Returns the program that advances all counters by one microbatch."""
     leaves = tuple(leaf for leaf, kind in enumerate(kinds) if kind is StateKind.COUNTER)
     outvars = [new_value(traced, normal, leaf) for leaf in leaves]
     eqns = eqns_for(normal.flat.eqns, outvars)
@@ -87,12 +87,12 @@ def counters(traced: TracedLoss, normal: NormalLoss, kinds: tuple[StateKind, ...
 
 
 def new_value(traced: TracedLoss, normal: NormalLoss, leaf: int) -> compat.Atom:
-    """The value of a state unit after the microbatch."""
+    """Returns the value of a state unit after the microbatch."""
     return normal.flat.outvars[traced.num_emits + leaf]
 
 
 def _sources(traced: TracedLoss, normal: NormalLoss, leaf: int) -> list[Ref] | None:
-    """The inputs that a unit's new value comes from; None if it stays as it is."""
+    """Returns the inputs that a unit's new value comes from; None if it stays as it is."""
     if is_read_only(traced, normal.state[leaf].leaf):
         return None
     value = new_value(traced, normal, leaf)

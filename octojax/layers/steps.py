@@ -31,7 +31,7 @@ def walk(
     given: Sequence[Var] = (),
     joined: Collection[int] = (),
 ) -> Walk:
-    """The walk over equations of which `ends` are read at the very end.
+    """Returns the walk over equations of which `ends` are read at the very end.
 
     `given` are activations that are alive before the first equation, `joined` the equations
     after which there is no cut.

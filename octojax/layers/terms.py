@@ -60,7 +60,7 @@ def _own_term(normal: NormalLoss, emit: int, atom: Atom) -> OwnTerm:
 def _with_coupled(
     layered: LayeredLoss, coupled: Sequence[tuple[int, Atom]], first: int
 ) -> LayeredLoss:
-    """The loss whose results contain the coupled terms' share of one microbatch."""
+    """Returns the loss whose results contain the coupled terms' share of one microbatch."""
     normal, pieces = layered.normal, layered.traced.pieces
     eqns: list[JaxprEqn] = list(normal.flat.eqns)
     outvars = list(normal.flat.outvars[:first])

@@ -120,7 +120,7 @@ def deepseek_v3() -> DeepSeekConfig:
 
 
 def tiny(width: int = 128, layers: int = 6, vocabulary: int = 256) -> DeepSeekConfig:
-    """A byte-level model: one dense layer, then 2 of 8 experts and a shared one."""
+    """Returns a byte-level model: one dense layer, then 2 of 8 experts and a shared one."""
     return DeepSeekConfig(
         layers=layers,
         dense=1,

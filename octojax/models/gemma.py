@@ -56,7 +56,7 @@ def gemma(name: str) -> GemmaConfig:
 
 
 def tiny(width: int = 128, layers: int = 6, vocabulary: int = 256) -> GemmaConfig:
-    """A byte-level model in Gemma 3's proportions: five local layers, then a global one."""
+    """Returns a byte-level model in Gemma 3's proportions: five local layers, then a global one."""
     return GemmaConfig(
         layers=layers,
         width=width,

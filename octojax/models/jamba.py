@@ -142,7 +142,7 @@ def jamba_1_5_large() -> JambaConfig:
 
 
 def octopipe_table_2(size: str) -> JambaConfig:
-    """The OctoPipe paper's TABLE II: `S`, `M` or `L`, the period of eight 2, 4 or 8 times."""
+    """Returns OctoPipe's TABLE II: `S`, `M` or `L`, the period of eight 2, 4 or 8 times."""
     times = {"S": 1, "M": 2, "L": 4}[size]
     return replace(
         jamba_v0_1(),
@@ -157,7 +157,7 @@ def octopipe_table_2(size: str) -> JambaConfig:
 
 
 def tiny(width: int = 128, layers: int = 8, vocabulary: int = 256) -> JambaConfig:
-    """A byte-level model of one published period (mBmBaBmB): four experts, two chosen."""
+    """Returns a byte-level model of one published period (mBmBaBmB): four experts, two chosen."""
     return JambaConfig(
         layers=layers,
         width=width,

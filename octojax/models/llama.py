@@ -43,7 +43,7 @@ def llama(name: str) -> LlamaConfig:
 
 
 def octopipe_table_2(size: str) -> LlamaConfig:
-    """The OctoPipe paper's TABLE II: `S`, `M` or `L` with 32, 64 or 128 layers."""
+    """Returns the OctoPipe paper's TABLE II: `S`, `M` or `L` with 32, 64 or 128 layers."""
     times = {"S": 1, "M": 2, "L": 4}[size]
     return LlamaConfig(
         layers=32 * times,
@@ -57,7 +57,7 @@ def octopipe_table_2(size: str) -> LlamaConfig:
 
 
 def tiny(width: int = 128, layers: int = 6, vocabulary: int = 256) -> LlamaConfig:
-    """A byte-level model with LLaMA-3's ratios (3.5 times as wide inside)."""
+    """Returns a byte-level model with LLaMA-3's ratios (3.5 times as wide inside)."""
     return LlamaConfig(
         layers=layers,
         width=width,

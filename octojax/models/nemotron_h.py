@@ -230,7 +230,7 @@ def nemotron_3_nano_30b_a3b() -> NemotronHConfig:
 
 
 def octopipe_table_2(size: str) -> NemotronHConfig:
-    """The OctoPipe paper's TABLE II: `S`, `M` or `L`, the 9B-v2 pattern 1, 2 or 4 times."""
+    """Returns the OctoPipe paper's TABLE II: `S`, `M` or `L`, the 9B-v2 pattern 1, 2 or 4 times."""
     times = {"S": 1, "M": 2, "L": 4}[size]
     return NemotronHConfig(
         pattern=_NANO_9B * times,
@@ -245,7 +245,7 @@ def octopipe_table_2(size: str) -> NemotronHConfig:
 
 
 def tiny(width: int = 128, layers: int = 14, vocabulary: int = 256) -> NemotronHConfig:
-    """A byte-level model in the 9B-v2's proportions: 14 layers are 7 M, 6 - and 1 *."""
+    """Returns a byte-level model in the 9B-v2's proportions: 14 layers are 7 M, 6 - and 1 *."""
     base = "M-M-MM-M*-M-M-"
     pattern = (base * math.ceil(layers / len(base)))[:layers]
     return NemotronHConfig(

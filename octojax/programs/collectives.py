@@ -60,7 +60,7 @@ def read_collectives(lines: Iterable[str], mesh: Mesh) -> tuple[Collective, ...]
 
 
 def _groups(text: str, size: int) -> Sequence[Sequence[int]]:
-    """The devices that speak to each other, by their places in the mesh."""
+    """Returns the devices that speak to each other, by their places in the mesh."""
     listed = _LISTED.search(text)
     if listed:
         found = re.findall(r"\{([\d, ]*)\}", listed[1])
@@ -80,8 +80,8 @@ def _groups(text: str, size: int) -> Sequence[Sequence[int]]:
 
 
 def _groups_of_mesh(sizes: str, parts: str) -> Sequence[Sequence[int]]:
-    """The groups of `mesh['a'=2,'b'=4] {'a'}`, or of `{'b':(2)2}`: of the axis b, whose index is
-    counted in twos, the further two."""
+    """Returns the groups of `mesh['a'=2,'b'=4] {'a'}`, or of `{'b':(2)2}`: of the axis b, whose
+    index is counted in twos, the further two."""
     shape = {name: int(size) for name, size in re.findall(r"'([^']*)'=(\d+)", sizes)}
     places = np.indices(tuple(shape.values())).reshape(len(shape), -1)
     own = np.zeros(places.shape[1], np.int64)  # of each device, the number of its group
@@ -97,7 +97,7 @@ def _groups_of_mesh(sizes: str, parts: str) -> Sequence[Sequence[int]]:
 
 
 def _axes(groups: Sequence[Sequence[int]], mesh: Mesh) -> tuple[str, ...]:
-    """The axes along which the places of a group differ."""
+    """Returns the axes along which the places of a group differ."""
     places = np.indices(mesh.devices.shape).reshape(mesh.devices.ndim, -1)
     differs = np.zeros(mesh.devices.ndim, bool)
     for group in groups:

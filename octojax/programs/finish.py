@@ -142,7 +142,7 @@ def add_terms(
 
 
 def _anew(terms: Sequence[OwnTerm], function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of terms, traced anew where the model names a mesh."""
+    """Returns a function of terms, traced anew where the model names a mesh."""
     return traced_anew(function) if any(names_mesh(t.jaxpr) for t in terms) else function
 
 

@@ -237,7 +237,7 @@ def spec_of(spec: Spec, known: Mapping[int, PartitionSpec] | None) -> PartitionS
 
 
 def _offloaded(recipe: Recipe, programs: Sequence[ClosedJaxpr]) -> set[int]:
-    """The values that lie in the host's memory, by a policy of `jax.checkpoint`."""
+    """Returns the values that lie in the host's memory, by a policy of `jax.checkpoint`."""
     return {
         value
         for call in recipe.calls

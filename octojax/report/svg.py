@@ -139,7 +139,7 @@ def _panel(
 def _bar(
     bar: Bar, place: int, panel: Panel, index: int, y: float, scale: float, layout: Layout
 ) -> str:
-    """A rectangle without a border, which would hide its neighbours; every other one is darker.
+    """Returns a rectangle without a border, which would hide others; every other one is darker.
 
     Edges are not smoothed where bars touch, or the paper would shine through between them.
     """
@@ -218,7 +218,7 @@ def _account(panel: Panel, rank: int) -> str:
 
 
 def _memory(panel: Panel, rank: int, y: float, scale: float, layout: Layout) -> str:
-    """A step line from nothing to the largest peak of all ranks."""
+    """Returns a step line from nothing to the largest peak of all ranks."""
     points = panel.timeline.memory[rank]
     most = max((b for row in panel.timeline.memory for _, b in row), default=0.0) or 1.0
     corners, last = [], None

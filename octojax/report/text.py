@@ -234,7 +234,7 @@ def _legend(found: list[str], colour: bool, dense: bool) -> Text:
 
 
 def _account(panel: Panel) -> Table:
-    """The table under the picture: where each rank's time went, what it held."""
+    """Returns the table under the picture: where each rank's time went, what it held."""
     title = Text(panel.title)  # names may look like markup
     table = Table(title=title, title_justify="left", title_style="bold", box=None)
     for name in ("rank", "busy", "bubble", "", "at ends", "between", "peak microbatches", "peak"):

@@ -43,7 +43,7 @@ class Analysis:
         return [self.state(micro, other) for micro, other in ends]
 
     def state(self, micro: Atom, whole: Atom) -> Rows:
-        """The state of a value, given in both traces."""
+        """Returns the state of a value, given in both traces."""
         if not isinstance(whole, Literal):
             return self.states[whole]
         if isinstance(micro, Literal) and not same_value(micro, whole):
@@ -51,7 +51,7 @@ class Analysis:
         return SAME
 
     def number(self, eqn: JaxprEqn) -> int:
-        """The number of an equation in `blame`."""
+        """Returns the number of an equation in `blame`."""
         if id(eqn) not in self.numbers:
             self.numbers[id(eqn)] = len(self.mixing)
             self.mixing.append(eqn)
@@ -86,7 +86,7 @@ class Analysis:
         return None
 
     def _exchange(self, pair: Pair, operand: int, state: Rows) -> Rows:
-        """The state of an operand that is taken from the whole batch, where that is possible.
+        """Returns the state of an operand taken from the whole batch, where that is possible.
 
         What the batch alone decides is evaluated for all rows before the step.
         """
@@ -136,7 +136,7 @@ class Analysis:
     def _fixpoint(
         self, paired: Paired, inputs: list[Rows], carry: slice, skip: Sequence[int] = ()
     ) -> "tuple[Analysis, list[Rows], list[Rows]]":
-        """The analysis of a loop's body once its carried states no longer change."""
+        """Returns the analysis of a loop's body once its carried states no longer change."""
         while True:
             inner, found = self._body(paired, inputs)
             before = inputs[carry]
@@ -231,8 +231,8 @@ class Analysis:
         return final
 
     def _shard_map(self, pair: Pair, states: Sequence[Rows], number: int) -> list[Rows]:
-        """A body that runs on parts of its operands: like its equations where every part has
-        whole rows, and no sum over rows arises in it."""
+        """Returns the states of a body that runs on parts of its operands: like its equations
+        where every part has whole rows, and no sum over rows arises in it."""
         inner, found = self._body(pair.bodies[0], states)
         specs, mesh = pair.probe.params["in_specs"], pair.probe.params["mesh"]
         whole = not any(map(partial(_parts_rows, mesh), states, specs))
@@ -305,7 +305,7 @@ def _scanned(state: Rows) -> _Scanned:
 
 
 def _stacked(state: Rows, over_rows: bool, spread: bool, outer: int) -> Rows:
-    """A result of every iteration, stacked."""
+    """Returns a result of every iteration, stacked."""
     groups = [
         replace(g, dims=(0, *(d + 1 for d in g.dims)))
         if spread and g.outer is not None
@@ -321,7 +321,7 @@ def _stacked(state: Rows, over_rows: bool, spread: bool, outer: int) -> Rows:
 
 
 def _accumulated(start: Rows, parts: Sequence[Rows], over_rows: bool, number: int) -> Rows:
-    """The state of a carried sum of what the iterations make."""
+    """Returns the state of a carried sum of what the iterations make."""
     state = joined([start, *parts])
     state = replace(state, each=False, own=any(p.own for p in parts))
     if any(p.groups for p in parts) or start.groups:

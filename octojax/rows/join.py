@@ -27,7 +27,7 @@ class Join:
 
 
 def natural(state: Rows, micro: Any, whole: Any) -> Join:
-    """The rule that follows from what a value depends on.
+    """Returns the rule that follows from what a value depends on.
 
     rows along an axis           concatenated there
     a sum over rows              sum (its coefficients are those of the whole batch)
@@ -54,7 +54,7 @@ def natural(state: Rows, micro: Any, whole: Any) -> Join:
 
 
 def declared(rules: Any, names: Sequence[str]) -> dict[int, Join]:
-    """The rules that a user gives for leaves of aux: by path, by a path's beginning, or one.
+    """Returns the user's rules for leaves of aux: by path, by a path's beginning, or one.
 
     Raises `LossError` for an unknown rule, or a path that no leaf of aux has.
     """

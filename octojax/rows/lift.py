@@ -169,7 +169,7 @@ class Lift:
     def _again(
         self, pair: Pair, values: Sequence[Atom | None], fixed: dict[int, Atom]
     ) -> Atom | None:
-        """The equation with other operands; None stands for zero."""
+        """Returns the equation with other operands; None stands for zero."""
         if all(v is None for v in values):
             return None
         out = pair.micro.outvars[0]
@@ -188,7 +188,7 @@ class Lift:
     # ------------------------------------------------------------------ what all share
 
     def _terms(self, micro: Atom, state: Rows) -> list[Term]:
-        """The summands of a value that all microbatches share."""
+        """Returns the summands of a value that all microbatches share."""
         only = state.params and not state.batch and not state.draws
         pair = self.pairs.get(micro) if isinstance(micro, Var) else None
         whole = [Term(read(self.env, micro), only)]
@@ -244,7 +244,7 @@ class Lift:
         return all(self._is_stacked(x, rows) for x in pair.micro.invars)
 
     def _by_rows(self, pair: Pair) -> list[Atom]:
-        """A sum over parameters stacked over layers, layer by layer: they have several owners."""
+        """Returns a sum over stacked parameters layer by layer: these have several owners."""
         stack = read(self.env, pair.micro.invars[0])
         assert isinstance(stack, Var)
         found = []
@@ -304,7 +304,7 @@ class Lift:
     def _factors(
         self, micro: Atom, whole: Atom, analysis: Analysis, start: bool = True
     ) -> tuple[Factor, ...]:
-        """The coefficients between a value and the sums over rows that it is made of.
+        """Returns the coefficients between a value and the sums over rows that it is made of.
 
         Raises `_Unknown` if different summands have different ones.
         """
@@ -404,7 +404,7 @@ class Lift:
                 raise _Unknown
 
     def _scaled(self, value: Atom, factors: Sequence[Factor]) -> Atom:
-        """The value with its microbatch's coefficients exchanged for the whole batch's."""
+        """Returns the value with its microbatch's coefficients exchanged for the whole batch's."""
         ratio = 1.0
         for name, micro, whole, _ in factors:
             if isinstance(micro, Literal) and isinstance(whole, Literal):
@@ -420,7 +420,7 @@ class Lift:
         return value if ratio == 1.0 else self.times(value, ratio)
 
     def copied(self, atom: Atom) -> Atom:
-        """A value inside a call, computed again outside of it."""
+        """Returns a value inside a call, computed again outside of it."""
         if isinstance(atom, Literal) or atom in self.env or atom in self.builder.invars:
             return read(self.env, atom)
         if atom in self.copies:
@@ -479,7 +479,7 @@ class Lift:
 
 
 def _stacks(paired: Paired) -> set[Var]:
-    """The inputs over whose rows a scan of the loss runs: parameters stacked over layers."""
+    """Returns the inputs over whose rows a scan of the loss runs: layers' stacked parameters."""
     ends = dict(zip(paired.whole.invars, paired.micro.invars, strict=True))
     found = set()
     for eqn in paired.whole.eqns:

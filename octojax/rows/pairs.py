@@ -77,7 +77,7 @@ def shape(atom: Atom) -> tuple[int, ...]:
 
 
 def pair(micro: FlatJaxpr, whole: FlatJaxpr, probe: FlatJaxpr | None = None) -> Paired:
-    """The equations of both traces side by side. Raises `Misaligned`.
+    """Returns the equations of both traces side by side. Raises `Misaligned`.
 
     `micro` and `probe`, by default the same, have no nested jit.
     """
@@ -221,7 +221,7 @@ def _similar(eqn: JaxprEqn, probe: JaxprEqn) -> bool:
 
 
 def sub_bodies(eqn: JaxprEqn) -> list[FlatJaxpr]:
-    """The bodies of a loop or a `shard_map`, or the branches of a `cond`, without calls."""
+    """Returns the bodies of a loop or a `shard_map`, or the branches of a `cond`, without calls."""
     name, params = eqn.primitive.name, eqn.params
     bodies: Mapping[str, Any] = {
         "scan": lambda: [params["jaxpr"]],

@@ -48,7 +48,7 @@ _JOINS = {"reduce_max": "max", "reduce_min": "min", "reduce_and": "all", "reduce
 
 
 def linear_operands(pair: Pair, states: States) -> tuple[int, ...] | None:
-    """The operands in which an equation is linear, of those that come from rows; else None."""
+    """Returns the operands in which an equation is linear, of those from rows; else None."""
     live = any((s.lumped or s.partial) and not s.fixed for s in states)
     lumped = tuple(
         i for i, s in enumerate(states) if s.partial or (s.lumped and not (live and s.fixed))
@@ -161,7 +161,7 @@ def _by_rule(pair: Pair, states: States, number: int) -> list[Rows]:
 
 
 def blamed(state: Rows, number: int) -> Rows:
-    """The state of what mixes rows at this equation."""
+    """Returns the state of what mixes rows at this equation."""
     return replace(
         state, own=not state.groups, blame=state.blame | {number}, number=None, each=False
     )
@@ -172,7 +172,7 @@ def row_dims(micro: Sequence[int], whole: Sequence[int]) -> list[int]:
 
 
 def checked(pair: Pair, output: int, state: Rows, number: int) -> Rows:
-    """The state, with every dimension that differs between the traces in a group."""
+    """Returns the state, with every dimension that differs between the traces in a group."""
     micro, whole = pair.results(output)
     differ = row_dims(micro, whole)
     lost = [g for g in state.groups if not (g.partial or set(g.dims) & set(differ))]
@@ -213,7 +213,7 @@ def _of_lumps(pair: Pair, states: States, base: Rows, number: int) -> list[Rows]
 
 
 def merged(pair: Pair, states: States, base: Rows, number: int) -> Rows:
-    """The state of values computed element by element from operands of one shape."""
+    """Returns the state of values computed element by element from operands of one shape."""
     real: dict[tuple[int, ...], Group] = {}
     constant: dict[tuple[int, ...], Group] = {}
     clash = False
@@ -265,7 +265,7 @@ def _zero(atom: object) -> bool:
 
 
 def _moved(groups: Iterable[Group], to: Mapping[int, int]) -> list[Group] | None:
-    """The groups with their dimensions renamed; None where one is gone."""
+    """Returns the groups with their dimensions renamed; None where one is gone."""
     found = []
     for group in groups:
         if any(d not in to for d in group.dims):
@@ -288,7 +288,7 @@ def _reduce(pair: Pair, states: States, base: Rows, number: int) -> Rows:
 
 
 def reduced(state: Rows, rank: int, axes: Iterable[int], number: int, name: str) -> Rows:
-    """The state after a reduction over some dimensions."""
+    """Returns the state after a reduction over some dimensions."""
     axes = set(axes)
     to = _without(rank, axes)
     kept, whole, part = [], [], []
@@ -326,7 +326,7 @@ def _argreduce(pair: Pair, states: States, base: Rows, number: int) -> Rows:
 
 
 def _along(axis_of: Callable[[Pair], Iterable[int]]) -> Callable[..., Rows]:
-    """The rule of what mixes along some dimensions and keeps the shape."""
+    """Returns the rule of what mixes along some dimensions and keeps the shape."""
 
     def rule(pair: Pair, states: States, base: Rows, number: int) -> Rows:
         axes = set(axis_of(pair))
@@ -380,7 +380,7 @@ Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _regrouped(group: Group, before: Shapes, after: Shapes) -> Group | None:
-    """A group of dimensions after a reshape of (microbatch, whole batch) shapes."""
+    """Returns a group of dimensions after a reshape of (microbatch, whole batch) shapes."""
     segments = _segments(before, after)
     inside = [s for s in segments if set(group.dims) & set(range(*s[0]))]
     if len(inside) != 1 or not set(group.dims) <= set(range(*inside[0][0])):
@@ -411,7 +411,7 @@ def _regrouped(group: Group, before: Shapes, after: Shapes) -> Group | None:
 
 
 def _segments(before: Shapes, after: Shapes) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """The smallest runs of dimensions of equal size, in both traces, before and after."""
+    """Returns the smallest runs of dimensions of equal size, in both traces, before and after."""
     found, i, j = [], 0, 0
     while i < len(before[0]) or j < len(after[0]):
         first, start = i, j
@@ -463,7 +463,7 @@ def _concatenate(pair: Pair, states: States, base: Rows, number: int) -> Rows:
 
 
 def _pieces(pair: Pair, states: States, base: Rows, number: int, bounds: Sequence[Shapes]) -> Rows:
-    """The state of a part of an array: `bounds` are (start, stop) per dimension, both traces."""
+    """Returns the state of a part of an array: `bounds`: (start, stop) per dimension and trace."""
     state = replace(base, groups=states[0].groups)
     micro, whole = pair.shapes(0)
     groups = []
@@ -776,7 +776,7 @@ def _unstack(pair: Pair, states: States, base: Rows, number: int) -> Rows:
 
 
 def _unknown(pair: Pair, states: States, base: Rows, number: int) -> list[Rows]:
-    """A primitive without a rule: fine as long as no operand has to do with rows."""
+    """Returns constants for a primitive without a rule, if no operand has to do with rows."""
     touched = any(s.groups or s.each for s in states)
     results = []
     for k in range(len(pair.probe.outvars)):

@@ -83,7 +83,7 @@ def whole_loss(
     declared: dict[int, Join],
     probe: TracedLoss | None = None,
 ) -> WholeLoss:
-    """The loss of a microbatch as a summand of the loss of the whole batch.
+    """Returns the loss of a microbatch as a summand of the loss of the whole batch.
 
     `traced` and `whole` are traces of one loss for a microbatch and for all rows; `declared` are
     rules for leaves of aux that replace the natural ones. `probe` is a trace for a number of rows
@@ -174,7 +174,7 @@ class _Rewriting:
         self.lift = Lift(analysis, self.builder, self.env, self.request)
 
     def request(self, whole: Atom, micro: Atom) -> Atom:
-        """The input of the microbatch that holds a value of the whole batch, or its slice."""
+        """Returns the microbatch's input that holds a value of the whole batch, or its slice."""
         if isinstance(whole, Literal):
             return Literal(whole.val, aval_of(micro))
         if whole not in self.inputs:
@@ -215,7 +215,7 @@ class _Rewriting:
         self.env.update(zip(eqn.outvars, outvars, strict=True))
 
     def _loop_params(self, eqn: JaxprEqn) -> dict[str, Any]:
-        """The parameters of a loop whose bodies read the whole batch's literals."""
+        """Returns the parameters of a loop whose bodies read the whole batch's literals."""
         bodies = [inner.paired.micro for inner in self.analysis.inner[id(eqn)]]
         changed = [self._body(body) for body in bodies]
         if all(body is None for body in changed):
@@ -348,7 +348,7 @@ class _Rewriting:
         return next(a.shape[0] for a, kind in avals if kind == "rows")
 
     def _evaluation(self, wanted: Sequence[Atom]) -> ClosedJaxpr | None:
-        """The program that gives the wanted values from the leaves of the whole batch."""
+        """Returns the program that gives the wanted values from the leaves of the whole batch."""
         if not wanted:
             return None
         flat = self.paired.whole
@@ -371,13 +371,13 @@ class _Rewriting:
 
 
 def separated(traced: TracedLoss) -> TracedLoss:
-    """The loss of a batch by itself, its terms of parameters alone as results of their own."""
+    """Returns the loss of a batch by itself, terms of parameters alone as results of their own."""
     kinds = ("shared",) * len(traced.batch)
     return whole_loss(traced, traced, Portion(kinds, 1.0, 1), {}).traced
 
 
 def _placed(rule: Join, state: Rows, micro: Any, whole: Any) -> Join:
-    """A declared rule; "rows" along the axis that has them."""
+    """Returns a declared rule; "rows" along the axis that has them."""
     if rule.rule != "rows":
         return rule
     found = natural(state, micro, whole)
@@ -391,7 +391,7 @@ def _unaligned(
     declared: dict[int, Join],
     parting: Misaligned,
 ) -> WholeLoss:
-    """The loss where the traces cannot be compared: microbatches are weighted by their rows."""
+    """Returns the loss where the traces cannot be compared: microbatches weigh by their rows."""
     joins = []
     ends = zip(traced.flat.outvars, whole.flat.outvars, strict=True)
     for index, (micro, other) in enumerate(ends):

@@ -110,7 +110,7 @@ def _param(value) -> Iterator[str]:
 
 
 def _function(function: Callable) -> Iterator[str]:
-    """A function counts by its code and by the values that it captured."""
+    """Returns what a function counts by: its code and the values that it captured."""
     yield f"{function.__module__}.{function.__qualname__}"
     yield from _code(function.__code__)
     yield from _param(getattr(function, "__self__", None))

@@ -118,7 +118,7 @@ def _num_pieces(layout: Layout) -> int:
 
 
 def _layouts(owners: Sequence[Owner], flat: Sequence[Any], num_ranks: int) -> list[Layout]:
-    """The layouts of the parameters, from the ranks of leaves or of their rows."""
+    """Returns the layouts of the parameters, from the ranks of leaves or of their rows."""
     if len(owners) != len(flat):
         raise PlanError(f"{len(owners)} owners for {len(flat)} parameter leaves; give one each")
     each = [(i, rank) for i, x in enumerate(owners) for rank in ([x] if isinstance(x, int) else x)]
@@ -254,7 +254,7 @@ class _Traced:
         return None
 
     def _same_state(self, state: Any) -> list[Any]:
-        """The leaves of the new state, checked to be of the old state's form."""
+        """Returns the leaves of the new state, checked to be of the old state's form."""
         leaves, tree = jax.tree.flatten(state)
         if tree != self.state_tree:
             raise PlanError(
@@ -344,6 +344,6 @@ def _state_layouts(
 
 
 def _layout_of(atom: Any, placed: Placed) -> Layout:
-    """The layout of a leaf whose value is `atom`: what is shared out is joined everywhere."""
+    """Returns the layout of a leaf with value `atom`: what is shared out is joined everywhere."""
     layout = EVERYWHERE if isinstance(atom, Literal) else placed.layouts[atom]
     return EVERYWHERE if isinstance(layout, Partial) else layout

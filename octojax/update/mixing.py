@@ -64,7 +64,7 @@ def _walk(
 def _pieces(
     plan: UpdatePlan, end: End, rank: int, saved: dict[tuple[int, End], frozenset[int]]
 ) -> frozenset[int]:
-    """The pieces of the parameters whose elements an end has."""
+    """Returns the pieces of the parameters whose elements an end has."""
     if end.role in (Role.PARAM, Role.GRAD):
         return frozenset({end.index})
     if end.role is Role.STATE:

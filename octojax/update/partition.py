@@ -79,7 +79,7 @@ def distribute(
 def _rank_drafts(
     routes: Routes, rank: int, rows: Sequence[Sequence[RowDraft]]
 ) -> tuple[_Draft, ...]:
-    """The rank's work in every phase; what a later phase reads is saved by the first."""
+    """Returns the rank's work in every phase; what a later phase reads is saved by the first."""
     drafts: list[_Draft] = []
     made: dict[int, int] = {}
 
@@ -192,7 +192,7 @@ def _exchange(routes: Routes, phase: int) -> Exchange | None:
 
 
 def _moves(routes: Routes, phase: int) -> tuple[Move, ...]:
-    """The rows that change ranks after a phase; one that is where it is needed stays."""
+    """Returns the rows that change ranks after a phase; one that is where it is needed stays."""
     moves = []
     for value, to in routes.moved(phase):
         layout, aval = routes.placed.layouts[value], routes.graph.avals[value]
@@ -278,7 +278,7 @@ def _rank_program(
 def _packer(
     routes: Routes, rank: int, phase: int, draft: _Draft, rows: Sequence[RowDraft]
 ) -> UpdateProgram:
-    """The program that joins what the rows of a rank offer, and packs it with the rank's own."""
+    """Returns the program that joins what a rank's rows offer, and packs it with its own."""
     graph, layouts, width = routes.graph, routes.placed.layouts, routes.width(phase)
     offering = [x for x in rows if x.offers and rank in x.stack.ranks]
     entries = [e for e in routes.entries(phase) if e.rank == rank]

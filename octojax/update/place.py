@@ -192,8 +192,8 @@ class _Placer:
         return ranks.pop() if len(ranks) == 1 else EVERYWHERE
 
     def _home(self, values: Sequence[int]) -> int:
-        """The rank that gathers rows: where those of the same leaf are gathered already, or the
-        rank of the stack that gathers least so far."""
+        """Returns the rank that gathers rows: where those of the same leaf are gathered already,
+        or the rank of the stack that gathers least so far."""
         first = values[0]
         key = ("leaf", self._roots[first]) if first in self._roots else ("value", first)
         if key not in self._homes:

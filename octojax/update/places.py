@@ -29,8 +29,8 @@ class Places:
         return self._of_piece(self.gradients or self.params, plan, piece)
 
     def of_state(self, plan: UpdatePlan, piece: int, rank: int) -> Sharding | None:
-        """A moment lies as its parameter's gradient does; other state is replicated over the
-        rank."""
+        """Returns the sharding of a moment, its parameter's gradient's; other state is replicated
+        over the rank."""
         owner = parameter_of(plan, piece) if self.gradients or self.params else None
         return self.ranks[rank] if owner is None else self.of_gradient(plan, owner)
 

@@ -119,7 +119,7 @@ class Routes:
         return tuple(entries)
 
     def _offered(self, value: int) -> list[tuple[int, int]]:
-        """The ranks that offer a value, and the bytes that each brings."""
+        """Returns the ranks that offer a value, and the bytes that each brings."""
         layout, size = self.placed.layouts[value], num_bytes(self.graph.avals[value])
         if isinstance(layout, int):
             return [(layout, size)]

@@ -143,7 +143,7 @@ class _Call:
         return stacks.pop() if len(stacks) == 1 else None
 
     def unary(self, axis: int | None, **params: Any) -> RowRule | None:
-        """The rule of an operation whose first operand has the rows, on `axis` of its result."""
+        """Returns the rule of an operation whose first operand has the rows: the result's `axis`."""
         source = self.rows[0]
         if axis is None or source is None or any(self.rows[1:]):
             return None
@@ -232,7 +232,7 @@ def _reshape(call: _Call) -> RowRule | None:
 
 
 def _reshaped(source: Rows, old: tuple[int, ...], new: tuple[int, ...]) -> Rows | None:
-    """The rows after a reshape: rows merge with axes after them, or fall into whole parts."""
+    """Returns the rows after a reshape: merged with axes after them, or in whole parts."""
     count, size = len(source.stack.owners), old[source.axis]
     before = prod(old[: source.axis])
     fits = [k for k, there in enumerate(new) if prod(new[:k]) == before and there % count == 0]
@@ -341,7 +341,7 @@ def _dot_general(call: _Call) -> RowRule | None:
 
 
 def _scan(call: _Call) -> RowRule | None:
-    """A loop whose body acts on every row alone: the same loop over the bodies of a row."""
+    """Returns a loop whose body acts on every row alone: the same loop over the bodies of a row."""
     params, every = call.op.params, call.common_stack
     num_consts, num_carry = compat.scan_counts(params)
     consts, carry, xs = (

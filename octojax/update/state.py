@@ -82,7 +82,7 @@ def read_state(plan: UpdatePlan, places: Places, leaves: Sequence[Any]) -> OptSt
 
 
 def _inside(prefix: tuple[Any, ...], index: Any) -> tuple[Any, ...]:
-    """The index of a leaf that is `index` of the part of it that `prefix` takes."""
+    """Returns the index of a leaf that is `index` of the part of it that `prefix` takes."""
     rest = list(index)
     found: list[Any] = []
     for entry in prefix:
@@ -152,7 +152,7 @@ def join_pieces(pieces: Sequence[Any], layout: Rows) -> jax.Array:
 
 
 def _copy(leaf: Any, sharding: Sharding | None) -> jax.Array:
-    """A fresh array on `sharding`: the caller's must outlive the donation of ours."""
+    """Returns a fresh array on `sharding`: the caller's must outlive the donation of ours."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.device_put(leaf, sharding)
     return jax.device_put(np.asarray(leaf), sharding)
