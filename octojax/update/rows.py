@@ -143,7 +143,7 @@ class _Call:
         return stacks.pop() if len(stacks) == 1 else None
 
     def unary(self, axis: int | None, **params: Any) -> RowRule | None:
-        """Returns the rule of an operation whose first operand has the rows: the result's `axis`."""
+        """Returns the rule of an operation whose first operand has the rows, on `axis` after it."""
         source = self.rows[0]
         if axis is None or source is None or any(self.rows[1:]):
             return None
