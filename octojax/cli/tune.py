@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from octojax.cli.panels import write_pictures
-from octojax.cli.read import expect_writable, read_profile
-from octojax.ir import Profile
+from octojax.cli.read import expect_writable, read_profile, read_schedule
+from octojax.ir import Plan, Profile
 
 if TYPE_CHECKING:
     from octojax.report import Panel
     from octojax.tune import TuneResult
+    from octojax.tune.initial import Start
     from octojax.tune.sizes_table import DevicesResult
 
 GIB = 2**30
@@ -78,6 +79,21 @@ def command(
     phases: Annotated[
         str, typer.Option(help="Which of partition,placement,schedule may change.")
     ] = "partition,placement,schedule",
+    start: Annotated[
+        str | None,
+        typer.Option(
+            help="Begin from a plan's file, partition:2,4 (layers per stage) or placement:0,1,1,0 "
+            "(rank per stage), or both of these; phases that may not change stay as there. "
+            "Default: from many points."
+        ),
+    ] = None,
+    recompute: Annotated[
+        str,
+        typer.Option(
+            help="Stages that rebuild their residuals, in plans and baselines: auto (the search "
+            "decides), all, none, or stages such as 0-3,7."
+        ),
+    ] = "auto",
     overlap: Annotated[
         bool, typer.Option("--overlap/--no-overlap", help="Order so as to hide transfers.")
     ] = True,
@@ -109,6 +125,8 @@ def command(
             "--offer-microbatches": offer,
             "--target-gap": target_gap,
             "--html": html,
+            "--start": start,
+            "--recompute": None if recompute == "auto" else recompute,
         }
         if wrong := [name for name, value in decided.items() if value is not None]:
             raise ValueError(f"--devices chooses the sizes: leave {', '.join(wrong)} out")
@@ -138,6 +156,8 @@ def command(
             phases=tuple(x.strip() for x in phases.split(",") if x.strip()),
             overlap=overlap,
             target_gap=target_gap,
+            start=None if start is None else read_start(start),
+            recompute=recompute,
             progress=ticker.show,
         )
     if output is not None:
@@ -193,6 +213,23 @@ def choose_sizes(
         seed=seed,
         progress=lambda text: print(f"tune: {text}", file=sys.stderr, flush=True),
     )
+
+
+def read_start(text: str) -> "Start":
+    """Returns the start that `--start` means: a plan's file, or text."""
+    from octojax.tune.initial import Start
+
+    if ":" in text and not Path(text).exists():
+        return Start.of(text)
+    if not Path(text).exists() and not text.endswith(".json"):
+        return Start.of(text)
+    plan = read_schedule(text)
+    if not isinstance(plan, Plan):
+        raise ValueError(
+            f"--start {text}: a table says no partition; give a plan (JSON), as octopipe tune -o "
+            f"or octopipe schedules make it, or partition:2,4"
+        )
+    return Start(plan=plan)
 
 
 def read_numbers(text: str) -> tuple[int, ...]:

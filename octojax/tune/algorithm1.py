@@ -66,11 +66,13 @@ def search_octopipe(
 
 
 def first_candidate(search: Search) -> Candidate:
-    """Returns split 1F1B on the uniform partition, as priorities."""
+    """Returns what was asked for, or split 1F1B on the uniform partition, as priorities."""
+    if search.start:
+        return search.constraints.applied(search.start[0])
     p = search.problem
     sizes = uniform_partition(p.profile.kinds, p.ranks).sizes
     keys = by_formula(p, ONE_F_ONE_B, late_weights=False)
-    return Candidate.of(np.repeat(np.arange(p.ranks), sizes), keys)
+    return search.constraints.applied(Candidate.of(np.repeat(np.arange(p.ranks), sizes), keys))
 
 
 def choose(
@@ -132,12 +134,18 @@ def tries(
     hide: bool,
 ) -> Iterator[Candidate]:
     """Yields the candidates that one phase measures in one round."""
-    p = search.problem
+    p, rules = search.problem, search.constraints
+
+    def allowed(moves: Iterator[Candidate]) -> Iterator[Candidate]:
+        return (c for c in map(rules.applied, moves) if rules.allow(c))
+
     if phase == "partition":
-        yield from _sample(migrate(current, seen, p), TRIED, rng)
+        yield from _sample(allowed(migrate(current, seen, p)), TRIED, rng)
     elif phase == "placement":
-        yield from _sample(disperse(current, seen, p), TRIED, rng)
-        yield from _sample(exchange(current, seen, p), TRIED, rng)
+        if len(rules.layers_P):
+            yield from _sample(map(rules.applied, search.start), TRIED, rng)
+        yield from _sample(allowed(disperse(current, seen, p)), TRIED, rng)
+        yield from _sample(allowed(exchange(current, seen, p)), TRIED, rng)
     else:
         timed = _anchor(current, seen)
         yield from islice(advance(timed, seen, p, rng), TRIED)
@@ -184,7 +192,9 @@ def fitted(candidate: Candidate, seen: Account, search: Search) -> tuple[Candida
         search.offer_candidate(candidate, seen.makespan_s, "schedule")
         return candidate, seen
     lean = candidate
-    for lean in frugal(candidate):
+    for lean in map(search.constraints.applied, frugal(candidate)):
+        if not search.constraints.allow(lean):
+            continue
         seen = look(lean, search)
         if seen.makespan_s < np.inf:
             search.offer_candidate(lean, seen.makespan_s, "schedule")

@@ -11,6 +11,7 @@ from numba import njit
 
 from octojax.simulate.jit import CALLED, INNER
 from octojax.tune.candidate import LATE_S
+from octojax.tune.constraints import force, keeps
 from octojax.tune.justify import judged, keys_of_layers
 
 MOVES = (
@@ -35,15 +36,16 @@ SPLIT_OR_JOIN, SHIFT, RECOMPUTE, EVEN_OUT = 7, 8, 9, 11
 @njit(**CALLED)
 def anneal(
     rank_L, cut_L, recompute_L, fused_L, key_LKM, patience_s, costs_4L, bytes_4L, speed_P,
-    latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, weights, rounds, steps, hot,
-    cold, seed,
+    latency_PP, s_per_byte_PP, host_s, capacity_P, microbatches, layers_P, ranks_S, recompute_S,
+    weights, rounds, steps, hot, cold, seed,
 ):  # fmt: skip
     """Returns `(makespan, best candidate's arrays, last makespan, last candidate's arrays,
     evaluations per phase)`.
 
     `weights` are the cumulated chances of the moves (the last is 1). A move's outcome is
     justified at most `rounds` times; with 0, keys stay what they are. Makes `steps` moves at
-    temperatures from `hot` to `cold` seconds.
+    temperatures from `hot` to `cold` seconds. `layers_P`, `ranks_S`, `recompute_S` are what no
+    move may change (`octojax.tune.constraints`), empty where it may.
     """
     np.random.seed(seed)
     layers, ranks = rank_L.shape[0], speed_P.shape[0]
@@ -76,8 +78,10 @@ def anneal(
             moved = False
             for layer in range(layers):
                 moved |= r[layer] != now[0][layer] or c[layer] != now[1][layer]
-            if not moved:
+            if not moved or not keeps(r, c, layers_P, ranks_S):
                 continue
+            if recompute_S.shape[0] > 0:
+                force(r, c, x, recompute_S)
         elif move == SHIFT:
             n, k = n.copy(), k.copy()
             _reprioritize(n, k, best)
@@ -93,7 +97,8 @@ def anneal(
             capacity_P, microbatches, out_N4, start_N, peak_P,
             rounds, current, LATE_S if np.random.random() < 0.25 else 0.0,
         )  # fmt: skip
-        counts[PHASE_OF_MOVE[move]] += 1
+        phase = PHASE_OF_MOVE[move]
+        counts[1 if phase == 0 and layers_P.shape[0] > 0 else phase] += 1
         if score == np.inf:
             continue
         if score <= current or np.random.random() < np.exp((current - score) / heat):

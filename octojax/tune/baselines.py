@@ -68,14 +68,15 @@ def published(problem: Problem, enough: Callable[[], bool] = lambda: False) -> I
             for how, partition in partitions(p, table.num_stages):
                 if how != "uniform" and enough():
                     return
-                costs = StageCosts.of(p.profile, partition)
+                again = p.recompute.flags(partition.num_stages)
+                costs = StageCosts.of(p.profile, partition, again)
                 for label, rows, known in compiled:
                     evaluation = evaluate(known, costs, links)
                     if evaluation.done == len(known.items):
-                        plan = Plan(partition, table.placement, rows, name=f"{label}/{how}")
+                        plan = Plan(partition, table.placement, rows, again, f"{label}/{how}")
                         yield plan.name, plan, evaluation
                 if name == "1f1b":
-                    plan = Plan(partition, table.placement, split(table), name=f"1f1b-fill/{how}")
+                    plan = Plan(partition, table.placement, split(table), again, f"1f1b-fill/{how}")
                     plan = fill(plan, problem)
                     yield plan.name, plan, measure(plan, problem)
 
@@ -119,6 +120,8 @@ def fill(plan: Plan, problem: Problem) -> Plan:
             (Kind.WEIGHT_GRAD, p.weight_grad_s),
         )
     }
+    for stage, again in enumerate(plan.recompute):
+        sums[Kind.INPUT_GRAD][stage] += again * sums[Kind.FORWARD][stage]
     rows: list[list[Action]] = [[] for _ in range(p.ranks)]
     for rank, _, action in plan.schedule.actions():
         if action.kind is not Kind.WEIGHT_GRAD:

@@ -8,6 +8,7 @@ import numpy as np
 
 from octojax.tune.anneal import EVEN_OUT, MOVES, PHASE_OF_MOVE, SPLIT_OR_JOIN, anneal
 from octojax.tune.candidate import Candidate
+from octojax.tune.constraints import Constraints
 from octojax.tune.exact import is_optimal, is_small, solve
 from octojax.tune.justify import ROUNDS, justified
 from octojax.tune.measure import quick_makespan, stages_of
@@ -51,7 +52,7 @@ class Runner:
     last: Candidate
 
 
-CHANCES = dict(
+CHANCES: dict[str, float] = dict(
     zip(
         MOVES,
         (0.04, 0.05, 0.05, 0.03, 0.12, 0.09, 0.02, 0.02, 0.08, 0.0, 0.0, 0.40),
@@ -62,7 +63,7 @@ CHANCES = dict(
 
 def move_chances(problem: Problem, phases: frozenset[str]) -> np.ndarray:
     """Returns the cumulated chances of `MOVES` for the phases that may be changed."""
-    chances = dict(CHANCES)
+    chances: dict[str, float] = dict(CHANCES)
     if memory_may_bind(problem):
         chances["recompute or keep"] = 0.05
     if (problem.backward_s < problem.input_grad_s + problem.weight_grad_s).any():
@@ -81,6 +82,35 @@ def move_chances(problem: Problem, phases: frozenset[str]) -> np.ndarray:
         for name, phase in zip(MOVES, PHASE_OF_MOVE, strict=True):
             if phase == 2:
                 chances[name] = 0.0
+    return _cumulated(chances)
+
+
+FROM_A_START = {
+    "swap two layers": 0.25,
+    "swap two close layers": 0.25,
+    "exchange two ranks for a while": 0.1,
+    "shift the ranks of a run of layers": 0.1,
+    "exchange the ranks of two stages": 0.15,
+    "split or join stages": 0.05,
+}
+"""Chances of the moves that regroup layers where every rank keeps its number of layers."""
+
+
+def allowed_chances(weights: np.ndarray, constraints: Constraints) -> np.ndarray:
+    """Returns `move_chances` less the moves that `constraints` rule out."""
+    single = np.diff(weights, prepend=0.0)
+    chances: dict[str, float] = dict(zip(MOVES, single.tolist(), strict=True))
+    if len(constraints.layers_P):
+        kept = {name: c for name, c in chances.items() if PHASE_OF_MOVE[MOVES.index(name)] == 2}
+        chances = dict.fromkeys(MOVES, 0.0) | kept | FROM_A_START
+    if len(constraints.recompute_S):
+        chances["recompute or keep"] = 0.0
+    return (
+        _cumulated(chances) if len(constraints.recompute_S) + len(constraints.layers_P) else weights
+    )
+
+
+def _cumulated(chances: dict[str, float]) -> np.ndarray:
     summed = np.cumsum([chances[name] for name in MOVES])
     if summed[-1] == 0:
         return summed
@@ -94,7 +124,7 @@ def search_best(search: Search, phases: frozenset[str], starts: list[Candidate],
     iterations alone, always in the same way.
     """
     problem = search.problem
-    weights = move_chances(problem, phases)
+    weights = allowed_chances(move_chances(problem, phases), search.constraints)
     field = _runners(search, phases, starts)
     rounds = ROUNDS if "schedule" in phases else 0
     for runner in field:  # transfer buffers may push the quickest over a capacity
@@ -175,7 +205,7 @@ def settle(search: Search) -> bool:
     the present makespan is then a proof, something below it that fits is a better plan.
     """
     problem = search.problem
-    if not is_small(problem, SETTLE_ASSIGNMENTS):
+    if problem.recompute.mode == "stages" or not is_small(problem, SETTLE_ASSIGNMENTS):
         return False
     exact = solve(problem, search.makespan_s, SETTLE_NODES)
     search.evaluations += exact.nodes
@@ -255,8 +285,8 @@ def _anneal(
     number = int(np.random.default_rng(seed).integers(2**31))
     start_s = runner.last_s
     arguments = (
-        *runner.last.arrays, *search.arrays, weights, rounds, steps, heat * start_s,
-        0.7 * heat * start_s, number,
+        *runner.last.arrays, *search.arrays, *search.constraints.arrays, weights, rounds, steps,
+        heat * start_s, 0.7 * heat * start_s, number,
     )  # fmt: skip
     best_s, best, last_s, last, counts = anneal(*arguments)
     return Runner(best_s, Candidate(*best), last_s, Candidate(*last)), counts
@@ -271,9 +301,13 @@ def starts_for(search: Search, phases: frozenset[str], seed: int) -> list[Candid
     def enough() -> bool:
         return search.time_share > STARTS_SHARE
 
-    starts = fixed_points(problem, phases, enough)
-    if phases >= {"partition", "placement"}:
-        starts = starting_points(problem, seed, enough=enough) + starts
+    if search.start and phases != frozenset(PHASES):
+        starts = list(search.start)
+    else:
+        starts = [*search.start, *fixed_points(problem, phases, enough)]
+        if phases >= {"partition", "placement"}:
+            starts = starting_points(problem, seed, enough=enough) + starts
     if "schedule" in phases and memory_may_bind(problem):
         starts += [less for candidate in [*starts[:6], starts[-1]] for less in frugal(candidate)]
-    return starts
+    rules = search.constraints
+    return [c for c in map(rules.applied, starts) if rules.allow(c)]

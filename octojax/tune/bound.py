@@ -68,7 +68,7 @@ def heaviest_layer_s(problem: Problem, holders: int) -> float:
     backward = np.minimum(p.input_grad_s, p.backward_s)
     behind = np.concatenate([[0.0], np.cumsum(backward)[:-1]])
     turns = -(-p.microbatches // holders)
-    through = before + turns * (p.forward_s + backward) + behind
+    through = before + turns * (p.forward_s + backward + p.again_s) + behind
     work = before + turns * p.compute_s
     return float(np.maximum(through, work).max() / speed)
 

@@ -22,6 +22,7 @@ from octojax.ir.schedule import Schedule
 from octojax.simulate.jit import CALLED, INNER
 from octojax.tune.anneal import least_makespan
 from octojax.tune.candidate import Candidate, problem_arrays, stage_arrays
+from octojax.tune.constraints import Constraints
 from octojax.tune.measure import SPLIT
 from octojax.tune.problem import Problem
 from octojax.tune.search import Search
@@ -45,7 +46,7 @@ class Exact:
 
 def solve(problem: Problem, upper_s: float = np.inf, nodes: int = NODES) -> Exact:
     """Returns the optimum over all plans with split backward that beat `upper_s`, without
-    memory limits. `nodes` limits the enumeration.
+    memory limits; recomputed is all or nothing. `nodes` limits the enumeration.
 
     Raises `ValueError` for cases that are not small.
     """
@@ -58,7 +59,13 @@ def solve(problem: Problem, upper_s: float = np.inf, nodes: int = NODES) -> Exac
             f"be tried), and with {p.microbatches} microbatches {actions} actions (at most "
             f"{LARGEST} can be enumerated). Use method 'best'"
         )
+    if p.recompute.mode == "stages":
+        raise ValueError(
+            f"the exact method makes every layer a stage, so it cannot recompute stages "
+            f"{p.recompute} of another cut. Use method 'best', or recompute all or none"
+        )
     arrays = problem_arrays(p)
+    rules = Constraints.of_rule(p.recompute, p.num_layers)
     used, best_s, best = 0, upper_s, None
     ordered = sorted(
         (least_makespan(r, arrays[0], p.speeds, p.host_cost_s, p.microbatches), tuple(r.tolist()))
@@ -71,7 +78,7 @@ def solve(problem: Problem, upper_s: float = np.inf, nodes: int = NODES) -> Exac
             return Exact(best, best_s, False, used)
         rank_L = np.array(ranks, np.int64)
         keys = np.zeros((p.num_layers, 3, p.microbatches))
-        one = Candidate.of(rank_L, keys, np.ones(p.num_layers, np.bool_))
+        one = rules.applied(Candidate.of(rank_L, keys, np.ones(p.num_layers, np.bool_)))
         a = stage_arrays(*one.arrays[:5], *arrays[:7])
         rows = np.zeros((actions, 4), np.int64)
         value, spent = _enumerate(
@@ -94,12 +101,14 @@ def is_optimal(search: Search, exact: Exact) -> bool:
     """Whether a proven enumeration makes the best plan of `search` the optimum of all plans.
 
     The enumeration has one rank per stage and splits every backward; transfers that share a link
-    may take longer in the simulator than in the enumeration.
+    may take longer in the simulator than in the enumeration. Where all is recomputed, an R ahead of
+    its backward, which the enumeration does not know, might do better.
     """
     p = search.problem
     once = search.plan is not None and not search.plan.placement.replicated
     fusing_pays = bool((p.backward_s < p.input_grad_s + p.weight_grad_s).any())
-    return once and not fusing_pays and search.makespan_s <= exact.makespan_s * (1 + 1e-9)
+    plain = p.recompute.mode != "all"
+    return once and plain and not fusing_pays and search.makespan_s <= exact.makespan_s * (1 + 1e-9)
 
 
 def assignments(problem: Problem) -> Iterator[np.ndarray]:
@@ -279,6 +288,7 @@ def _plan(rank_L: np.ndarray, rows: np.ndarray, problem: Problem) -> Plan:
         Partition((1,) * problem.num_layers),
         Placement.of(rank_L.tolist(), problem.ranks),
         Schedule(tuple(map(tuple, table))),
+        problem.recompute.flags(problem.num_layers),
         name="exact",
     )
 

@@ -8,6 +8,13 @@ import numpy as np
 from octojax.tune.candidate import LATE_S, Candidate
 from octojax.tune.problem import Problem
 
+RECOMPUTED = {False: "all recomputed", True: "nothing recomputed"}
+TRIED = {
+    "auto": "recompute was tried",
+    "all": "all is recomputed already",
+    "none": "recompute is off",
+}
+
 
 def memory_may_bind(problem: Problem) -> bool:
     """Whether keeping everything of all microbatches could exceed some rank's capacity."""
@@ -32,7 +39,8 @@ def frugal(candidate: Candidate) -> Iterator[Candidate]:
 
 def spread(problem: Problem) -> np.ndarray:
     """Returns the bytes per rank when layers are dealt largest first to the emptiest rank, one
-    microbatch at a time and everything recomputed: state, and the residuals of one layer.
+    microbatch at a time and everything recomputed: state, and the residuals of one layer (of all
+    its layers, where nothing may be recomputed).
     """
     p = problem
     state, running = np.zeros(p.ranks), np.zeros(p.ranks)
@@ -40,7 +48,10 @@ def spread(problem: Problem) -> np.ndarray:
     for layer in np.argsort(-(p.state_bytes + kept), kind="stable"):
         rank = int(np.argmax(p.capacity_bytes - state - running))
         state[rank] += p.state_bytes[layer]
-        running[rank] = max(running[rank], kept[layer])
+        if p.recompute.mode == "none":
+            running[rank] += kept[layer]
+        else:
+            running[rank] = max(running[rank], kept[layer])
     return state + running
 
 
@@ -50,7 +61,8 @@ def explain_lack(problem: Problem) -> str:
     need = spread(p)
     lines = [
         f"no plan of {p.profile.name!r} on {p.ranks} ranks was found that fits into memory. "
-        f"Spread as evenly as whole layers allow, one microbatch at a time, all recomputed:"
+        f"Spread as evenly as whole layers allow, one microbatch at a time, "
+        f"{RECOMPUTED[p.recompute.mode == 'none']}:"
     ]
     for rank, (wanted, capacity) in enumerate(zip(need, p.capacity_bytes, strict=True)):
         short = wanted - capacity
@@ -62,8 +74,13 @@ def explain_lack(problem: Problem) -> str:
     lines.append(
         f"What would help: {enough} ranks or more, smaller microbatches, tensor parallelism, or "
         f"sharding the {size(float(p.state_bytes.sum()))} of weights, gradients and optimizer "
-        f"state (recompute was tried)"
+        f"state ({TRIED.get(p.recompute.mode, f'recompute was asked for of stages {p.recompute}')})"
     )
+    if p.recompute.mode == "none":
+        lines.append(
+            "Nothing may be recomputed: with --recompute auto (recompute='auto') stages rebuild "
+            "their residuals where memory needs it"
+        )
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """The question a tuner answers, as flat arrays: layers, ranks, links, memory, microbatches."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from octojax.errors import CapacityError, ProfileError
 from octojax.ir.profile import Profile
 from octojax.partitioners.cut import balanced_sizes
+from octojax.tune.recompute_rule import RecomputeRule
 
 
 @dataclass(frozen=True)
@@ -16,13 +17,15 @@ class Problem:
     """A profile on so many ranks with so many microbatches; times in seconds, sizes in bytes.
 
     Build it with `Problem.of`, which validates. Arrays over layers have length `num_layers`,
-    `latency_s[r, q]` and `s_per_byte[r, q]` describe the link from rank r to rank q.
+    `latency_s[r, q]` and `s_per_byte[r, q]` describe the link from rank r to rank q. `recompute`
+    is what plans and baselines have to recompute.
     """
 
     profile: Profile
     ranks: int
     microbatches: int
     capacities_bytes: tuple[float, ...]
+    recompute: RecomputeRule = field(default_factory=RecomputeRule)
 
     @classmethod
     def of(
@@ -31,6 +34,7 @@ class Problem:
         ranks: int | None = None,
         microbatches: int | None = None,
         capacity_bytes: float | None = None,
+        recompute: RecomputeRule | None = None,
     ) -> "Problem":
         """Returns the problem; what is not given comes from the profile.
 
@@ -59,7 +63,9 @@ class Problem:
             for r in range(ranks)
         )
         _check_state(profile, capacities)
-        return cls(profile, ranks, microbatches, capacities)
+        rule = RecomputeRule() if recompute is None else recompute
+        rule.check(profile.num_layers)
+        return cls(profile, ranks, microbatches, capacities, rule)
 
     @property
     def num_layers(self) -> int:
@@ -93,10 +99,18 @@ class Problem:
         return self._column("fused_backward_s")
 
     @cached_property
+    def again_s(self) -> np.ndarray:
+        """Forward time that a layer is sure to take once more, where all is recomputed."""
+        every = self.recompute.mode == "all"
+        return self.forward_s if every else np.zeros(self.num_layers)
+
+    @cached_property
     def compute_s(self) -> np.ndarray:
-        """Least work of a layer on one microbatch: forward, and backward split or fused."""
+        """Least work of a layer on one microbatch: forward, and backward split or fused, with the
+        forward once more where all is recomputed.
+        """
         split = self.input_grad_s + self.weight_grad_s
-        return self.forward_s + np.minimum(split, self.backward_s)
+        return self.forward_s + np.minimum(split, self.backward_s) + self.again_s
 
     @cached_property
     def residual_bytes(self) -> np.ndarray:

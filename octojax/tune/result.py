@@ -48,6 +48,7 @@ class TuneResult:
     seed: int = 0
     replicated: tuple[str, ...] = ()
     replicated_bound_s: float = 0.0
+    recompute: str = "auto"
 
     def __repr__(self) -> str:
         return line("TuneResult", self.profile_name, (
@@ -77,6 +78,7 @@ class TuneResult:
             "profile": self.profile_name,
             "method": self.method,
             "seed": self.seed,
+            "recompute": self.recompute,
             "makespan_s": self.makespan_s,
             "lower_bound_s": self.lower_bound_s,
             "gap": self.gap,

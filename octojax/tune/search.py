@@ -11,6 +11,7 @@ from octojax.ir.plan import Plan
 from octojax.simulate.evaluation import Evaluation
 from octojax.tune.bound import LowerBound
 from octojax.tune.candidate import Candidate, problem_arrays
+from octojax.tune.constraints import Constraints
 from octojax.tune.measure import fits, measure, to_plan
 from octojax.tune.problem import Problem
 from octojax.tune.result import Progress
@@ -56,6 +57,9 @@ class Search:
     history: list[tuple[float, int, str, float]] = field(default_factory=list)
     stop: str = ""
     proposed: tuple[float, Candidate, str] | None = None
+    constraints: Constraints = field(default_factory=Constraints)
+    start: tuple[Candidate, ...] = ()
+    """Where the caller wants the search to begin; empty for the usual starting points."""
 
     def __post_init__(self) -> None:
         self.begun = self.clock()

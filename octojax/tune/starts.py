@@ -123,8 +123,8 @@ def dealt(
     weights = growth ** (np.arange(len(order)) // p.ranks)
     borders = _deal(
         np.array(order, np.int64), np.cumsum(weights) / weights.sum(), p.ranks, p.forward_s,
-        p.input_grad_s, p.compute_s, p.speeds, p.microbatches, p.host_cost_s, evenness, steps,
-        seed, hot,
+        p.input_grad_s + p.again_s, p.compute_s, p.speeds, p.microbatches, p.host_cost_s, evenness,
+        steps, seed, hot,
     )  # fmt: skip
     return np.diff(borders)
 

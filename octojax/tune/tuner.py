@@ -8,20 +8,25 @@ from functools import lru_cache
 import numpy as np
 
 from octojax.errors import CapacityError
-from octojax.ir.partition import uniform_partition
+from octojax.ir.partition import Partition, uniform_partition
+from octojax.ir.placement import Placement
 from octojax.ir.plan import Plan
 from octojax.ir.prediction import Prediction
 from octojax.ir.profile import LayerCost, Machine, Profile
 from octojax.schedules import generate
 from octojax.simulate import simulate
 from octojax.tune.baselines import published, split, summary
+from octojax.tune.beginnings import candidates_of, constraints_of
 from octojax.tune.best import search_best, starts_for
 from octojax.tune.bound import LowerBound, lower_bound
 from octojax.tune.candidate import is_possible
 from octojax.tune.exact import is_small, solve
+from octojax.tune.fixed_table import search_partition
+from octojax.tune.initial import Start
 from octojax.tune.measure import fits
 from octojax.tune.memory import explain_lack
 from octojax.tune.problem import Problem
+from octojax.tune.recompute_rule import RecomputeRule
 from octojax.tune.result import COMPILATION, Progress, TuneResult
 from octojax.tune.search import PHASES, Limits, Search
 
@@ -45,6 +50,8 @@ def tune(
     overlap: bool = True,
     target_gap: float | None = None,
     replicated: bool = True,
+    start: Start | Plan | Partition | Placement | str | None = None,
+    recompute: RecomputeRule | str | Iterable[int] = "auto",
     progress: Callable[[Progress], None] | None = None,
 ) -> TuneResult:
     """Returns the plan with the least makespan found whose peaks fit every rank's memory.
@@ -62,13 +69,27 @@ def tune(
     plans that keep stages on two ranks (Chimera, DualPipe) as the answer. A keyboard interrupt
     returns the best so far.
 
-    Raises `ValueError` and `ProfileError` for bad input, `CapacityError` when no plan fits.
+    `start` is a plan, a partition, a placement or text (`octojax.tune.initial`): the search begins
+    there, the phases that may not change stay as they are in it, and the result is never worse. A
+    fixed partition is the number of layers of each rank, which placement then disperses and
+    exchanges; with the partition alone free, a given plan's table stays as it is. `recompute` is
+    `auto`, `all`, `none` or stages (`0-3,7`), for plans and for what they are compared with.
+
+    Raises `ValueError` and `ProfileError` for bad input, `PlanError` for a start that does not fit
+    the problem, `CapacityError` when no plan fits.
     """
     wanted = _check(method, phases, seconds, iterations, target_gap, seed)
+    if start is not None and method == "exact":
+        raise ValueError(
+            "the exact method enumerates all plans and begins from none: leave the start out, or "
+            "use method 'best'"
+        )
     overlap = overlap and not profile.machine.blocking
     if not overlap:
         profile = without_overlap(profile)
-    problem = Problem.of(profile, ranks, microbatches, capacity_bytes)
+    rule = RecomputeRule.of(recompute)
+    problem = Problem.of(profile, ranks, microbatches, capacity_bytes, rule)
+    begun = None if start is None else Start.of(start).fitted(problem)
     if seconds is None and iterations is None:
         seconds = DEFAULT_SECONDS if target_gap is None else 10 * DEFAULT_SECONDS
     bound = lower_bound(problem)
@@ -80,8 +101,13 @@ def tune(
         if is_small(problem):
             warm_up_exact()
     search = Search(problem, Limits(seconds, iterations, target_gap), bound, progress)
+    search.constraints = constraints_of(begun, problem, wanted)
     known: list = []
     try:
+        if begun is not None:
+            search.start = candidates_of(begun, problem, wanted)
+            if begun.plan is not None:
+                search.offer(begun.plan, "schedule")
         for measured in published(problem, lambda: search.time_share > BASELINES_SHARE):
             known.append(measured)
         if method == "best" and wanted == frozenset(PHASES):
@@ -89,7 +115,10 @@ def tune(
                 if fits(evaluation, problem) and (replicated or not plan.placement.replicated):
                     search.offer(plan, "schedule", evaluation)
                     break
-        _run(method, search, wanted, seed, overlap)
+        if begun is not None and begun.plan is not None and wanted == {"partition"}:
+            search_partition(search, begun.plan, seed)
+        else:
+            _run(method, search, wanted, seed, overlap)
     except KeyboardInterrupt:
         search.stop = "interrupted"
     if search.plan is None or search.evaluation is None:
@@ -118,6 +147,7 @@ def tune(
         replicated=replicated_baselines,
         replicated_bound_s=search.bound.replicated_s,
         seed=seed,
+        recompute=str(rule),
     )
 
 

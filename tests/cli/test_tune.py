@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from octojax.cli import main
-from octojax.ir import Plan, Profile
+from octojax.ir import LayerCost, Machine, Plan, Profile
 from octojax.simulate import simulate
 
 PROFILE = str(Path(__file__).parents[1] / "data" / "profiles" / "jamba-s.calibrated.json")
@@ -135,3 +135,60 @@ def test_sizes_that_contradict_each_other_are_refused(capsys, options, message):
     code, _, err = run(capsys, PROFILE, "--iterations", "1", *options)
     assert code == 2
     assert message in err
+
+
+def small_profile(tmp_path: Path) -> str:
+    """Six layers of one unit, as in Fig. 3 of the paper."""
+    path = tmp_path / "fig3.json"
+    layers = tuple(LayerCost("x", 1.0, 1.0, 1.0) for _ in range(6))
+    path.write_text(json.dumps(Profile("fig3", layers, Machine(), 2, 2).to_json()))
+    return str(path)
+
+
+def test_a_search_begins_where_it_is_told(capsys, tmp_path):
+    profile, plan = small_profile(tmp_path), str(tmp_path / "plan.json")
+    first = run(
+        capsys, profile, "--start", "partition:2,4", "--phases", "schedule", "--iterations", "2",
+        "--json", "-o", plan,
+    )  # fmt: skip
+    assert json.loads(first[1])["makespan_s"] == 26
+    assert Plan.load(plan).partition.sizes == (2, 4)
+    again = run(
+        capsys, profile, "--start", plan, "--phases", "partition", "--iterations", "2", "--json",
+        "--recompute", "all",
+    )  # fmt: skip
+    data = json.loads(again[1])
+    assert data["recompute"] == "all"
+    assert data["plan"]["recompute"] == [True, True]
+    assert data["plan"]["schedule"] == Plan.load(plan).to_json()["schedule"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--start", "partition:2,5"), "partition has 7 layers, asked are 6"),
+        (("--start", "partitoin:2,4"), "did you mean 'partition'"),
+        (("--start", "nowhere.json"), "nowhere.json does not exist"),
+        (("--start", "PROFILE"), "is a profile; expected a plan"),
+        (("--start", "partition:2,4", "--method", "exact"), "begins from none"),
+        (("--recompute", "some"), "expected auto"),
+        (
+            ("--devices", "4", "--global-batch", "4", "--recompute", "all", "--start", "x"),
+            "leave --start, --recompute out",
+        ),
+    ],
+)
+def test_starts_and_recompute_that_make_no_sense_are_refused(capsys, tmp_path, options, message):
+    profile = small_profile(tmp_path)
+    asked = [profile if word == "PROFILE" else word for word in options]
+    code, out, err = run(capsys, profile, "--iterations", "1", *asked)
+    assert (code, out) == (2, "")
+    assert message in " ".join(err.split())
+
+
+def test_a_table_without_partition_is_no_start(capsys, tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("0F0,0B0\n1F0,1B0\n", encoding="utf-8")
+    code, _, err = run(capsys, small_profile(tmp_path), "--start", str(table))
+    assert code == 2
+    assert "a table says no partition" in err

@@ -13,6 +13,7 @@ from octojax.simulate import check_capacity, simulate
 from octojax.tune.anneal import anneal, least_makespan
 from octojax.tune.best import move_chances
 from octojax.tune.candidate import Candidate, problem_arrays
+from octojax.tune.constraints import Constraints
 from octojax.tune.justify import ROUNDS
 from octojax.tune.keys import FORMULAS, by_formula
 from octojax.tune.measure import measure, run, to_plan
@@ -152,7 +153,7 @@ def test_annealing_only_returns_what_it_measured(data):
     before = run(found, problem)[0]
     weights = move_chances(problem, frozenset(PHASES))
     rounds = data.draw(st.sampled_from([0, ROUNDS]))
-    arguments = (*found.arrays, *arrays, weights, rounds, 60, 0.3, 0.01, 5)
+    arguments = (*found.arrays, *arrays, *Constraints().arrays, weights, rounds, 60, 0.3, 0.01, 5)
     made = [anneal(*arguments) for _ in range(2)]
     best_s, best, last_s, last, counts = made[0]
     assert best_s == made[1][0]
