@@ -1,10 +1,11 @@
-"""Fails unless the wheel holds exactly the modules, and parts of the viewer, of the checkout."""
+"""Fails unless the wheel holds exactly the modules, machines and parts of the viewer that the
+checkout has."""
 
 import sys
 import zipfile
 from pathlib import Path
 
-SUFFIXES = {".py", ".js", ".css", ".html"}
+SUFFIXES = {".py", ".js", ".css", ".html", ".toml"}
 
 root = Path(__file__).resolve().parent.parent
 wanted = {

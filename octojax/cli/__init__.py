@@ -21,6 +21,7 @@ COMMANDS = (
     "explain",
     "compare",
     "profile",
+    "machines",
     "launch",
     "run",
     "emulate",

@@ -1,16 +1,14 @@
 """`octopipe profile`: what each layer of a model costs, as a file for the tuner."""
 
-import importlib
-import inspect
 import json
-import os
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from octojax.cli.read import expect_writable, read_schedule
+from octojax.cli.targets import is_preset, load_target, module_of
 from octojax.ir import Schedule
+from octojax.machines import describe, load, names
 
 _TRANSPORTS = ("device_put", "ppermute")
 
@@ -20,13 +18,17 @@ def command(
         str,
         typer.Argument(
             metavar="MODULE:NAME",
-            help="A function without arguments that returns (model, loss_fn, batch[, params]); "
-            "the batch is one microbatch.",
+            help="A preset of a module of models (octojax.models.llama:llama-3-8b), or a function "
+            "without arguments that returns (model, loss_fn, batch[, params]); the batch is one "
+            "microbatch.",
         ),
     ],
     machine: Annotated[
         str | None,
-        typer.Option(help="A described machine (JSON), for the cost model; default: timing here."),
+        typer.Option(
+            help="A machine for the cost model: a name (`list` shows them), TOML or JSON; "
+            "default: timing here."
+        ),
     ] = None,
     measure: Annotated[
         bool,
@@ -47,6 +49,32 @@ def command(
     ] = None,
     rounds: Annotated[int, typer.Option(help="Medians are of so many rounds.", min=1)] = 5,
     transport: Annotated[str, typer.Option(help="device_put or ppermute.")] = "device_put",
+    tensor: Annotated[
+        int | None,
+        typer.Option(help="Of a preset: devices of a rank's tensor axis; default: 1.", min=1),
+    ] = None,
+    sequence: Annotated[
+        int | None, typer.Option(help="Of a preset: tokens of a sample; default: 4096.", min=1)
+    ] = None,
+    microbatch_size: Annotated[
+        int | None, typer.Option(help="Of a preset: samples of a microbatch; default: 1.", min=1)
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of a preset: bfloat16 (the default), float16 or float32.")
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Of a preset: another number of layers.", min=1)
+    ] = None,
+    pattern: Annotated[
+        str | None, typer.Option(help="Of a preset: another pattern, one letter per layer.")
+    ] = None,
+    sequence_parallel: Annotated[
+        bool,
+        typer.Option(
+            "--sequence-parallel",
+            help="Of a preset: the tensor axis divides what passes between layers, too.",
+        ),
+    ] = False,
     plan: Annotated[
         str | None,
         typer.Option(
@@ -69,38 +97,35 @@ def command(
         raise ValueError(
             f"--plan {plan} is a table; give a plan (.json), which cuts the layers too"
         )
-    model, loss_fn, batch, params = load_target(target)
-    given, device = (None, None) if machine is None else read_machine(machine)
-    from octojax.frontends import adapt
-    from octojax.profiling import measure as run
-
-    pure = adapt(model, loss_fn, params)
-    if given is None or measure:
-        profile: Any = run(
-            pure,
-            batch,
-            optimizer=named_optimizer(optimizer),
-            min_layers=min_layers if chosen is None else chosen.partition.num_layers,
-            rounds=rounds,
-            machine=given,
-            transport=transport,
-            name=target,
-            ranks=ranks,
-            microbatches=microbatches,
-            partition=None if chosen is None else chosen.partition,
-        )
-    elif device is None:
+    if machine == "list":
+        typer.echo("\n".join(describe(name, load(name)) for name in names()))
+        return
+    module, name = module_of(target)
+    given: Any = None if machine is None else load(machine)
+    sizes = {
+        "tensor": tensor, "sequence": sequence, "microbatch_size": microbatch_size, "dtype": dtype,
+        "layers": layers, "pattern": pattern, "sequence_parallel": sequence_parallel or None,
+    }  # fmt: skip
+    sizes = {key: value for key, value in sizes.items() if value is not None}
+    noted = {"ranks": ranks, "microbatches": microbatches}
+    profile: Any
+    if is_preset(module, name):
+        if given is None or measure or chosen is not None or min_layers > 1:
+            raise ValueError(
+                f"{target} is a preset, which is priced from its shapes and never made: give "
+                f"--machine ({', '.join(names())}, or a file), and neither --measure, --plan nor "
+                f"--min-layers"
+            )
+        profile = _preset(module, name, given, sizes, noted)
+    elif sizes:
+        options = ", ".join(f"--{key.replace('_', '-')}" for key in sizes)
         raise ValueError(
-            f'{machine} lacks "device", which the cost model needs, such as '
-            f'{{"flops_per_s": 9.9e14, "bandwidth_bytes_per_s": 3.3e12}}; add it, or time the '
-            f"layers here with --measure"
+            f"{options}: only for presets of a module of models; {name} makes its own model and "
+            f"batch"
         )
     else:
-        layered = find(pure, batch, min_layers)
-        from octojax.costs import estimate
-
-        profile = estimate(
-            layered, device, given, name=target, ranks=ranks, microbatches=microbatches
+        profile = _function(
+            target, given, machine, measure, chosen, optimizer, min_layers, rounds, transport, noted
         )
     if output is not None:
         profile.save(output)
@@ -117,46 +142,59 @@ def command(
         typer.echo(f"written to {output}")
 
 
-def load_target(target: str) -> tuple[Any, Any, Any, Any]:
-    """Returns model, loss, batch and params that the function `MODULE:NAME` makes.
+def _preset(
+    module: Any, name: str, given: Any, sizes: dict[str, Any], noted: dict[str, Any]
+) -> Any:
+    """The profile of a preset on a described machine."""
+    from octojax.profiling.from_shapes import preset_profile
+    from octojax.profiling.presets import find_preset
 
-    Raises `ValueError` saying what was found instead.
-    """
-    module_name, colon, name = target.partition(":")
-    if not colon or not module_name or not name:
-        raise ValueError(f"{target!r}: expected MODULE:NAME, such as my_package.models:tiny")
-    sys.path.insert(0, os.getcwd())  # as `python -m` does
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{target!r}: cannot import {module_name} ({error}); run where it can be imported, "
-            f"or set PYTHONPATH"
-        ) from None
-    finally:
-        sys.path.remove(os.getcwd())
-    make = getattr(module, name, None)
-    if not callable(make):
-        raise ValueError(
-            f"{target!r}: {module_name} has no function {name!r}; it has "
-            f"{', '.join(sorted(x for x in vars(module) if not x.startswith('_'))) or 'nothing'}"
+    sizes = {"dtype": "bfloat16", **sizes, **noted}
+    own = {key: sizes.pop(key) for key in ("layers", "pattern", "dtype") if key in sizes}
+    return preset_profile(find_preset(module, name, **own), given, **sizes)
+
+
+def _function(
+    target: str,
+    given: Any,
+    machine: str | None,
+    measure: bool,
+    chosen: Any,
+    optimizer: str,
+    min_layers: int,
+    rounds: int,
+    transport: str,
+    noted: dict[str, Any],
+) -> Any:
+    """The profile of what a function makes: measured, or by the cost model."""
+    model, loss_fn, batch, params = load_target(target)
+    from octojax.frontends import adapt
+    from octojax.profiling import measure as run
+
+    pure = adapt(model, loss_fn, params)
+    if given is None or measure:
+        return run(
+            pure,
+            batch,
+            optimizer=named_optimizer(optimizer),
+            min_layers=min_layers if chosen is None else chosen.partition.num_layers,
+            rounds=rounds,
+            machine=None if given is None else given.machine,
+            transport=transport,
+            name=target,
+            partition=None if chosen is None else chosen.partition,
+            **noted,
         )
-    try:
-        inspect.signature(make).bind()
-    except (TypeError, ValueError) as error:  # ValueError: a built-in that does not say
+    if given.device is None:
         raise ValueError(
-            f"{target!r} cannot be called without arguments ({error}); expected a function that "
-            f"returns (model, loss_fn, batch[, params])"
-        ) from None
-    made = make()
-    if not isinstance(made, tuple) or len(made) not in (3, 4):
-        size = f" of {len(made)}" if isinstance(made, tuple) else ""
-        raise ValueError(
-            f"{target!r} returned a {type(made).__name__}{size}, expected "
-            f"(model, loss_fn, batch) or (model, loss_fn, batch, params)"
+            f'{machine} lacks "device", which the cost model needs, such as '
+            f'{{"flops_per_s": 9.9e14, "bandwidth_bytes_per_s": 3.3e12}}; add it, or time the '
+            f"layers here with --measure"
         )
-    model, loss_fn, batch, *rest = made
-    return model, loss_fn, batch, (rest[0] if rest else None)
+    layered = find(pure, batch, min_layers)
+    from octojax.costs import estimate
+
+    return estimate(layered, given.device, given.machine, name=target, **noted)
 
 
 def named_optimizer(name: str) -> Any:
@@ -190,52 +228,16 @@ def find(pure: Any, batch: Any, min_layers: int) -> Any:
     )
 
 
-def read_machine(path: str) -> tuple[Any, Any]:
-    """Returns the `Machine` described in a JSON file, and its `octojax.costs.Device` if given.
-
-    The file holds the fields of the first, and under "device" those of the second. A profile
-    will do: its machine is taken. Raises `FormatError`.
-    """
-    from octojax.costs import Device
-    from octojax.errors import FormatError
-    from octojax.ir import Machine
-    from octojax.ir.files import read_json
-
-    data = read_json(path)
-    if not isinstance(data, dict):
-        raise FormatError(f"{path}: a machine is a JSON object, found {type(data).__name__}")
-    given = dict(data.get("machine", data))
-    rates = given.pop("device", None)
-    found: list[Any] = []
-    records: list[tuple[Any, Any]] = [(Machine, given), (Device, rates)]
-    for record, values in records:
-        if values is None:
-            found.append(None)
-            continue
-        known = record.__dataclass_fields__
-        unknown = [key for key in values if key not in known]
-        if unknown:
-            raise FormatError(
-                f"{path}: unknown {unknown} in {record.__name__.lower()}; fields are "
-                f"{', '.join(known)}"
-            )
-        try:
-            fields = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-            found.append(record(**fields))
-        except TypeError as error:
-            raise FormatError(f"{path}: {error}") from None
-    return found[0], found[1]
-
-
 def table(profile: Any) -> str:
     """Returns the layers and the machine of a profile as text, equal neighbours as one line."""
     machine = profile.machine
     capacity = machine.capacity_bytes / (1 << 30)
+    latency, bandwidth = machine.link(0, 1)
     lines = [
         f"{profile.name}: {profile.num_layers} layers, "
         f"{sum(x.compute_s for x in profile.layers) * 1e3:.4g} ms for one microbatch",
         f"machine: {machine.name}, {capacity:.4g} GiB a rank, transfers "
-        f"{machine.latency_s * 1e6:.4g} us + bytes / {machine.bandwidth_bytes_per_s / 1e9:.4g} "
+        f"{latency * 1e6:.4g} us + bytes / {bandwidth / 1e9:.4g} "
         f"GB/s, host {machine.host_cost_s * 1e6:.4g} us",
         "layers    kind                    F ms      I ms      W ms      B ms  "
         "state MiB  kept MiB   till W   out MiB",

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 
 from octojax.api.step import TrainState, TrainStep, compile
 from octojax.cli.child import run_child
-from octojax.cli.profile import load_target, named_optimizer
+from octojax.cli.profile import named_optimizer
 from octojax.cli.read import read_profile
+from octojax.cli.targets import load_target
 from octojax.executor.stragglers import stragglers
 from octojax.ir import Plan, Profile, Timeline
 from octojax.mesh import pipeline_mesh

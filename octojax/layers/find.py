@@ -42,6 +42,10 @@ class LayeredLoss:
         """Layer i holds steps `bounds[i]` to `bounds[i + 1] - 1`."""
         return (0, *(p + 1 for p in self.borders), len(self.steps))
 
+    def unit_bytes(self, unit: int) -> int:
+        """Bytes of a parameter unit."""
+        return compat.num_bytes(self.normal.unit_avals[unit])
+
 
 def find_layers(traced: TracedLoss, min_layers: int = 1) -> LayeredLoss:
     """Returns the layers of a loss, found from the values alive after each equation.

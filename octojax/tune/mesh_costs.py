@@ -2,8 +2,11 @@
 
 Within a layer (Shoeybi et al., "Megatron-LM" (2019), section 3): matrices are divided over the
 tensor axis, so that operations, weights and inner activations are; the residual stream is whole on
-each device. Every mixer, MLP and head ends in one all-reduce in F and one in I, and W has none;
-experts lie on the same axis, and their tokens travel there and back in an all-to-all each.
+each device. Every mixer, MLP and head ends in one all-reduce in F, of its output, and one in I, of
+its input's gradient, and W has none; an embedding has none in I. Experts lie on the same axis, and
+their tokens travel there and back in an all-to-all each. With `sequence` (Korthikanti et al.,
+"Reducing Activation Recomputation" (2022), section 4.2.2) the residual stream is divided over the
+axis, too: all-reduces become a gather and a scatter of the same bytes.
 
 At the end of the step (Rajbhandari et al., "ZeRO" (2020), section 5): gradients are reduced over
 the data axis, by each rank when its own last action has ended, beside the drain of the others.
@@ -28,13 +31,15 @@ ZERO = (0, 1, 3)
 @dataclass(frozen=True, order=True)
 class MeshSizes:
     """Devices as pipeline x data x tensor, samples of a microbatch on each data shard, and what
-    is divided over data: `zero` 0 nothing, 1 the optimizer state, 3 stored parameters, too."""
+    is divided over data: `zero` 0 nothing, 1 the optimizer state, 3 stored parameters, too.
+    `sequence`: the residual stream is divided over the tensor axis."""
 
     pipeline: int
     tensor: int = 1
     data: int = 1
     samples: int = 1
     zero: int = 0
+    sequence: bool = False
 
     def __post_init__(self) -> None:
         numbers = (self.pipeline, self.tensor, self.data, self.samples)
@@ -52,17 +57,23 @@ class MeshSizes:
 
 @dataclass(frozen=True)
 class Base:
-    """What a profile was made for: samples in its microbatch, and devices on its tensor axis."""
+    """What a profile was made for: samples in its microbatch, and devices on its tensor axis.
+
+    A collective carries no more than `exchange_bytes`, where layers pass on more: a stream that is
+    float32 between layers of bfloat16, say.
+    """
 
     samples: float
     tensor: int
     experts_per_token: float
     gradient_ratio: float
+    exchange_bytes: float = math.inf
 
     @classmethod
     def of(cls, profile: Profile) -> "Base":
-        """Reads `microbatch_size`, `tensor_parallel`, `experts_per_token` and `gradient_ratio`
-        (bytes of gradients per byte of weights) from the profile, by default 1, 1, 2 and 1.
+        """Reads `microbatch_size`, `tensor_parallel`, `experts_per_token`, `gradient_ratio` (bytes
+        of gradients per byte of weights) and `exchange_bytes` (of a microbatch) from the profile,
+        by default 1, 1, 2, 1 and no limit.
 
         Raises `ProfileError` for values that are no positive numbers.
         """
@@ -72,18 +83,21 @@ class Base:
             "tensor_parallel": 1,
             "experts_per_token": EXPERTS_PER_TOKEN,
             "gradient_ratio": 1.0,
+            "exchange_bytes": math.inf,
         }
         found = [extra.get(name, default) for name, default in defaults.items()]
         wrong = [
             f"{name} = {value!r}"
             for name, value in zip(defaults, found, strict=True)
-            if not (isinstance(value, int | float) and math.isfinite(value) and value > 0)
+            if not (isinstance(value, int | float) and value > 0)
+            or (not math.isfinite(value) and name != "exchange_bytes")
         ]
         if wrong:
             raise ProfileError(
                 f"profile {profile.name!r}: {', '.join(wrong)}, expected numbers > 0"
             )
-        return cls(float(found[0]), int(found[1]), float(found[2]), float(found[3]))
+        samples, tensor, *rest = found
+        return cls(float(samples), int(tensor), *map(float, rest))
 
 
 def on_mesh(profile: Profile, sizes: MeshSizes) -> Profile:
@@ -109,7 +123,11 @@ def on_mesh(profile: Profile, sizes: MeshSizes) -> Profile:
             f"profile {profile.name!r}: its machine has speeds or capacities by rank, which say "
             f"nothing of ranks of other sizes. Leave them out to choose sizes"
         )
-    layers = tuple(_layer(layer, base, sizes, machine) for layer in profile.layers)
+    sent = [layer.output_bytes for layer in profile.layers]
+    layers = tuple(
+        _layer(layer, incoming, base, sizes, machine)
+        for layer, incoming in zip(profile.layers, (sent[0], *sent), strict=False)
+    )
     extra = {**dict(profile.extra), "microbatch_size": sizes.samples}
     extra |= {"tensor_parallel": sizes.tensor}
     return replace(
@@ -122,44 +140,55 @@ def on_mesh(profile: Profile, sizes: MeshSizes) -> Profile:
     )
 
 
-def _layer(layer: LayerCost, base: Base, sizes: MeshSizes, machine: Machine) -> LayerCost:
+def _layer(
+    layer: LayerCost, incoming_bytes: int, base: Base, sizes: MeshSizes, machine: Machine
+) -> LayerCost:
     samples, share = sizes.samples / base.samples, base.tensor / sizes.tensor
-    exchange = exchange_s(layer, base, sizes.tensor, machine, samples)
+    group = (base, sizes.tensor, machine)
+    sent, incoming = (min(x, base.exchange_bytes) for x in (layer.output_bytes, incoming_bytes))
+    forward = exchange_s(layer, *group, sent * samples)
+    backward = exchange_s(layer, *group, incoming * samples, backward=True)
+    stream = share if sizes.sequence else 1.0
 
-    def time_s(seconds: float, exchanges: int) -> float:
-        return seconds * samples * share + exchanges * exchange
+    def time_s(seconds: float, exchange: float) -> float:
+        return seconds * samples * share + exchange
 
     def kept(nbytes: int) -> int:
         whole = min(nbytes, STREAMS * layer.output_bytes)
-        return round(samples * (whole + (nbytes - whole) * share))
+        return round(samples * (whole * stream + (nbytes - whole) * share))
 
     params = layer.param_bytes * share
     return replace(
         layer,
-        forward_s=time_s(layer.forward_s, 1),
-        input_grad_s=time_s(layer.input_grad_s, 1),
-        weight_grad_s=time_s(layer.weight_grad_s, 0),
-        backward_s=None if layer.backward_s is None else time_s(layer.backward_s, 1),
+        forward_s=time_s(layer.forward_s, forward),
+        input_grad_s=time_s(layer.input_grad_s, backward),
+        weight_grad_s=time_s(layer.weight_grad_s, 0.0),
+        backward_s=None if layer.backward_s is None else time_s(layer.backward_s, backward),
         param_bytes=round(params),
         state_bytes=round(_state_bytes(layer, base, sizes)),
         residual_bytes=kept(layer.residual_bytes),
         weight_residual_bytes=kept(layer.weight_residual_bytes),
-        output_bytes=round(layer.output_bytes * samples),
+        output_bytes=round(layer.output_bytes * samples * stream),
     )
 
 
 def exchange_s(
-    layer: LayerCost, base: Base, tensor: int, machine: Machine, samples: float
+    layer: LayerCost,
+    base: Base,
+    tensor: int,
+    machine: Machine,
+    nbytes: float,
+    backward: bool = False,
 ) -> float:
-    """Returns how long the collectives inside a layer's F (or I) take over `tensor` devices; 0
-    where the profile's times have them already."""
+    """Returns how long the collectives inside a layer's F (or I: `backward`) take over `tensor`
+    devices for `nbytes` of its output (of its input's gradient); 0 where the profile's times have
+    them already."""
     if tensor == base.tensor or not layer.param_bytes:
         return 0.0
     group = group_of(machine, base, tensor, 1)
-    nbytes = layer.output_bytes * samples
     seconds = 0.0
     for part in layer.kind.lower().split("+"):
-        if part == "loss":
+        if part == "loss" or (backward and part == "embedding"):
             continue
         if "moe" in part or "expert" in part:
             tokens = nbytes * base.experts_per_token / tensor

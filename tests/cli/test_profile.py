@@ -96,9 +96,63 @@ def test_the_stages_of_a_plan(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert found.layers[0].kind == "stage"
 
 
+def test_a_preset_on_a_machine_by_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(
+        capsys,
+        "octojax.models.nemotron_h:tiny",
+        *("--machine", "h800", "--tensor", "2", "--sequence", "16", "--layers", "2"),
+        *("--pattern", "M*", "--dtype", "float32", "--microbatch-size", "3", "-o", "p.json"),
+    )
+    assert code == 2  # the tiny one has one group of Mamba-2 heads
+    assert "a tensor axis of 2 does not divide mamba.groups = 1" in err
+    code, out, err = call(
+        capsys,
+        "octojax.models.llama:tiny",
+        *("--machine", "h800", "--tensor", "2", "--sequence", "16", "--layers", "2"),
+        *("--dtype", "float32", "--microbatch-size", "3", "-o", "p.json"),
+    )
+    assert (code, err) == (0, "")
+    assert "machine: H800 SXM 80 GB" in out
+    found = Profile.load(folder / "p.json")
+    assert [x.kind for x in found.layers] == ["embedding", *["attention+mlp"] * 2, "head+loss"]
+    assert dict(found.extra)["microbatch_size"] == 3
+    assert found.layers[1].output_bytes == 4 * 3 * 16 * 128
+
+
+def test_machines_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, listed, _ = call(capsys, "any:thing", "--machine", "list")
+    assert code == 0
+    assert listed.split()[0] == "a100"
+    with pytest.raises(SystemExit):
+        main(["machines"])
+    assert capsys.readouterr().out == listed
+    with pytest.raises(SystemExit):
+        main(["machines", "--json"])
+    first = json.loads(capsys.readouterr().out)[0]
+    assert (first["key"], first["device"]["flops_per_s"]) == ("a100", 312e12)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["octojax.models.llama:llama-3-8", "--machine", "h100"],
+            "did you mean llama-3-8b",
+        ),
+        (["octojax.models.llama:tiny", "--machine", "h80"], "no machine 'h80', did you mean h800"),
+        (["octojax.models.llama:tiny"], "is a preset, which is priced from its shapes"),
+        (
+            ["octojax.models.llama:tiny", "--machine", "h800", "--measure"],
+            "neither --measure, --plan nor --min-layers",
+        ),
+        (
+            ["octojax.models.llama:tiny", "--machine", "h800", "--tensor", "3"],
+            "tiny: a tensor axis of 3 does not divide",
+        ),
+        (
+            ["tiny_model_for_profile:tiny", "--tensor", "2", "--microbatch-size", "2"],
+            "--tensor, --microbatch-size: only for presets",
+        ),
         (["tiny"], "expected MODULE:NAME"),
         (["no_such_module_here:f"], "cannot import no_such_module_here"),
         (["tiny_model_for_profile:absent"], "has no function 'absent'; it has"),

@@ -11,8 +11,9 @@ Backward, in units of the forward (Qi et al., "Zero Bubble Pipeline Parallelism"
     everything else               I 2   W 0
     inside jax.checkpoint         I + 1 forward
 
-This takes milliseconds for hundreds of layers. `octojax.profiling` differentiates each layer and
-prices its real programs, or measures them: slower, and better.
+A table of which rows are looked up moves those rows alone; a layer that computes nothing, as an
+embedding, has no input gradient. This takes milliseconds for hundreds of layers.
+`octojax.profiling` measures the real programs of each layer: slower, and better.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,36 +29,7 @@ from octojax.jaxprs.count import is_heavy, operations, sub_jaxprs
 from octojax.layers import classify
 from octojax.layers.classify import Classes, Depends
 from octojax.layers.find import LayeredLoss, units_read
-
-
-@dataclass(frozen=True)
-class Device:
-    """One rank's device. `efficiency` is the share of the peak rate that contractions reach.
-
-    `launch_s` is paid once per program, `optimizer_slots` arrays per weight are kept besides
-    the weight and its gradient.
-    """
-
-    flops_per_s: float
-    bandwidth_bytes_per_s: float
-    efficiency: float = 0.5
-    launch_s: float = 0.0
-    optimizer_slots: int = 2
-
-    def __post_init__(self) -> None:
-        for name in ("flops_per_s", "bandwidth_bytes_per_s", "efficiency"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"device: {name} = {getattr(self, name)}, expected > 0")
-        if self.launch_s < 0 or self.optimizer_slots < 0:
-            raise ValueError(
-                f"device: launch_s = {self.launch_s}, optimizer_slots = {self.optimizer_slots}, "
-                f"expected >= 0"
-            )
-
-    def time_s(self, flops: float, nbytes: float) -> float:
-        return max(
-            flops / (self.flops_per_s * self.efficiency), nbytes / self.bandwidth_bytes_per_s
-        )
+from octojax.machines import Device
 
 
 @dataclass(frozen=True)
@@ -65,7 +37,8 @@ class LayerOperations:
     """Operations of one layer's forward, and what must stay in memory, in bytes.
 
     `weighted` are contractions with weights, `other` contractions and loops without, `light`
-    the rest; `repeated` is what jax.checkpoint computes again in the backward.
+    the rest; `repeated` is what jax.checkpoint computes again in the backward. `read_bytes` are
+    the weights that a forward reads: all of them, or the rows that are looked up in a table.
     """
 
     weighted: float
@@ -73,6 +46,7 @@ class LayerOperations:
     light: float
     repeated: float
     moved_bytes: int
+    read_bytes: int
     param_bytes: int
     residual_bytes: int
     weight_residual_bytes: int
@@ -86,29 +60,45 @@ def estimate(
     name: str = "estimate",
     ranks: int | None = None,
     microbatches: int | None = None,
+    kinds: Sequence[str] = (),
 ) -> Profile:
-    """The profile of a model's layers for one microbatch, by the cost model of this module."""
+    """The profile of a model's layers for one microbatch, by the cost model of this module.
+
+    `kinds` name the layers (`mamba2`, `attention+moe`), in place of the names of their modules;
+    contractions of activations in `mamba` and `delta` are those of a recurrence.
+    """
+    names = kinds or [layer.kind for layer in layered.graph.layers]
     layers = tuple(
-        _cost(device, work, layer.kind, layer.output_bytes)
-        for layer, work in zip(layered.graph.layers, layer_operations(layered))
+        _cost(device, work, kind, layer.output_bytes)
+        for layer, work, kind in zip(
+            layered.graph.layers, layer_operations(layered), names, strict=True
+        )
     )
     return Profile(name, layers, machine or Machine(), ranks, microbatches)
 
 
+RECURRENCES = ("mamba", "delta")
+
+
 def _cost(device: Device, work: LayerOperations, kind: str, output_bytes: int) -> LayerCost:
-    moved, params = work.moved_bytes, work.param_bytes
-    forward = work.weighted + work.other + work.light
-    input_grad = work.weighted + 2 * (work.other + work.light) + work.repeated
+    moved, read = work.moved_bytes, work.read_bytes
+    recurrent = any(word in kind for word in RECURRENCES)
+
+    def time_s(flops: float, inner: float, nbytes: float) -> float:
+        return device.launch_s + device.time_s(flops, nbytes, inner, recurrent)
+
+    forward = work.weighted + work.light
+    input_grad = work.weighted + 2 * work.light + work.repeated
+    computes = forward + work.other > 0
+    grads_bytes = 2 * moved + read
     return LayerCost(
         kind=kind,
-        forward_s=device.launch_s + device.time_s(forward, moved + params),
-        input_grad_s=device.launch_s + device.time_s(input_grad, 2 * moved + params),
-        weight_grad_s=device.launch_s
-        + device.time_s(work.weighted, work.weight_residual_bytes + 2 * params),
-        backward_s=device.launch_s
-        + device.time_s(input_grad + work.weighted, 2 * moved + 3 * params),
-        param_bytes=params,
-        state_bytes=params * (2 + device.optimizer_slots),
+        forward_s=time_s(forward, work.other, moved + read),
+        input_grad_s=time_s(input_grad, 2 * work.other, grads_bytes) if computes else 0.0,
+        weight_grad_s=time_s(work.weighted, 0.0, work.weight_residual_bytes + 2 * read),
+        backward_s=time_s(input_grad + work.weighted, 2 * work.other, grads_bytes + 2 * read),
+        param_bytes=work.param_bytes,
+        state_bytes=work.param_bytes * (2 + device.optimizer_slots),
         residual_bytes=work.residual_bytes,
         weight_residual_bytes=work.weight_residual_bytes,
         output_bytes=output_bytes,
@@ -133,6 +123,10 @@ def _operations_of(layered: LayeredLoss, group: Sequence[int]) -> LayerOperation
     residuals = _residuals(eqns, depends)
     inputs = [eqn for eqn in heavy if _weighted(eqn, depends)]
     units = units_read(normal, depends, group)
+    tables = {at for at in group if _looks_up(normal.flat.eqns[at], depends)}
+    rows = [v for at in tables for v in normal.flat.eqns[at].outvars]
+    whole = units_read(normal, depends, [at for at in group if at not in tables])
+    unit_bytes = layered.unit_bytes
     return LayerOperations(
         weighted=weighted,
         other=contractions - weighted,
@@ -141,12 +135,18 @@ def _operations_of(layered: LayeredLoss, group: Sequence[int]) -> LayerOperation
         moved_bytes=_bytes(
             v for eqn in heavy for v in _activations((*eqn.invars, *eqn.outvars), depends)
         ),
-        param_bytes=sum(compat.num_bytes(normal.unit_avals[u]) for u in units),
+        read_bytes=sum(map(unit_bytes, whole)) + 2 * _bytes(rows),  # read and written
+        param_bytes=sum(map(unit_bytes, units)),
         residual_bytes=_bytes(residuals),
         weight_residual_bytes=_bytes(
             v for eqn in inputs for v in (*_activations(eqn.invars, depends), *eqn.outvars)
         ),
     )
+
+
+def _looks_up(eqn: JaxprEqn, depends: Classes) -> bool:
+    """Whether an equation takes rows out of a table of weights."""
+    return eqn.primitive.name == "gather" and classify.of(depends, eqn.invars[0]) == Depends.PARAM
 
 
 def _weighted(eqn: JaxprEqn, depends: Classes) -> float:
