@@ -94,6 +94,13 @@ def command(
             "decides), all, none, or stages such as 0-3,7."
         ),
     ] = "auto",
+    baselines: Annotated[
+        str | None,
+        typer.Option(
+            help="Published ways to measure: all, or names such as 1f1b,interleaved,tessel,mist "
+            "(docs/tuner.md). Default: the best of each kind."
+        ),
+    ] = None,
     overlap: Annotated[
         bool, typer.Option("--overlap/--no-overlap", help="Order so as to hide transfers.")
     ] = True,
@@ -126,6 +133,7 @@ def command(
             "--target-gap": target_gap,
             "--html": html,
             "--start": start,
+            "--baselines": baselines,
             "--recompute": None if recompute == "auto" else recompute,
         }
         if wrong := [name for name, value in decided.items() if value is not None]:
@@ -158,6 +166,7 @@ def command(
             target_gap=target_gap,
             start=None if start is None else read_start(start),
             recompute=recompute,
+            baselines=baselines,
             progress=ticker.show,
         )
     if output is not None:

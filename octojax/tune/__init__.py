@@ -5,14 +5,17 @@ Nothing here imports JAX; the compiled parts are imported when `tune` is first c
 
 from typing import Any
 
+from octojax.tune.baseline import Baseline
 from octojax.tune.result import Progress, TuneResult
 
 __all__ = [
     "METHODS",
     "PHASES",
+    "Baseline",
     "Progress",
     "TuneResult",
     "lower_bound",
+    "measure_baselines",
     "tune",
     "tune_devices",
     "tune_microbatches",
@@ -34,6 +37,13 @@ def lower_bound(*args: Any, **kwargs: Any) -> Any:
     from octojax.tune import bound
 
     return bound.lower_bound(*args, **kwargs)
+
+
+def measure_baselines(*args: Any, **kwargs: Any) -> tuple[Baseline, ...]:
+    """Returns published ways on a profile, by name; see `octojax.tune.named_baselines`."""
+    from octojax.tune import named_baselines
+
+    return named_baselines.measure_baselines(*args, **kwargs)
 
 
 def tune_microbatches(*args: Any, **kwargs: Any) -> TuneResult:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from octojax.ir.plan import Plan
 from octojax.ir.shown import duration, line
+from octojax.tune.baseline import Baseline, table_of
 
 COMPILATION = "compilation"
 """The phase of the first moment on a machine where the search has to be compiled, once."""
@@ -29,6 +30,7 @@ class TuneResult:
     fit into memory are left out. Those in `replicated` hold stages on two ranks, twice the
     parameters; no such plan beats `replicated_bound_s`. `history` holds `(seconds, iteration,
     phase, makespan_s)` of every improvement, `iterations` how often each phase was worked on.
+    `ways` are the published ways that were asked for by name, each on its bases.
     """
 
     plan: Plan
@@ -49,6 +51,7 @@ class TuneResult:
     replicated: tuple[str, ...] = ()
     replicated_bound_s: float = 0.0
     recompute: str = "auto"
+    ways: tuple[Baseline, ...] = ()
 
     def __repr__(self) -> str:
         return line("TuneResult", self.profile_name, (
@@ -84,6 +87,7 @@ class TuneResult:
             "gap": self.gap,
             "bound_parts": self.bound_parts,
             "baselines": self.baselines,
+            "ways": [row.to_json() for row in self.ways],
             "speedups": self.speedups,
             "replicated_baselines": [*self.replicated],
             "replicated_lower_bound_s": self.replicated_bound_s,
@@ -106,7 +110,8 @@ class TuneResult:
             f"makespan     {self.makespan_s * 1e3:.3f} ms",
             f"lower bound  {self.lower_bound_s * 1e3:.3f} ms, gap {self.gap:.2%}",
         ]
-        for name, seconds in self.baselines.items():
+        lines += table_of(self.ways, self.makespan_s) if self.ways else []
+        for name, seconds in self.baselines.items() if not self.ways else ():
             mark = " *" if name in self.replicated else ""
             lines.append(
                 f"  {name:<28s} {seconds * 1e3:12.3f} ms  {seconds / self.makespan_s:.3f}x{mark}"

@@ -15,7 +15,8 @@ from octojax.ir.prediction import Prediction
 from octojax.ir.profile import LayerCost, Machine, Profile
 from octojax.schedules import generate
 from octojax.simulate import simulate
-from octojax.tune.baselines import published, split, summary
+from octojax.tune.baseline import Baseline
+from octojax.tune.baselines import Measured, published, summary
 from octojax.tune.beginnings import candidates_of, constraints_of
 from octojax.tune.best import search_best, starts_for
 from octojax.tune.bound import LowerBound, lower_bound
@@ -23,12 +24,14 @@ from octojax.tune.candidate import is_possible
 from octojax.tune.exact import is_small, solve
 from octojax.tune.fixed_table import search_partition
 from octojax.tune.initial import Start
-from octojax.tune.measure import fits
+from octojax.tune.measure import fits, measure
 from octojax.tune.memory import explain_lack
+from octojax.tune.named_baselines import baselines_of, by_name, names_of
 from octojax.tune.problem import Problem
 from octojax.tune.recompute_rule import RecomputeRule
 from octojax.tune.result import COMPILATION, Progress, TuneResult
 from octojax.tune.search import PHASES, Limits, Search
+from octojax.tune.table_forms import split
 
 METHODS = ("best", "octopipe", "random", "exact")
 DEFAULT_SECONDS = 20.0
@@ -52,6 +55,7 @@ def tune(
     replicated: bool = True,
     start: Start | Plan | Partition | Placement | str | None = None,
     recompute: RecomputeRule | str | Iterable[int] = "auto",
+    baselines: str | Iterable[str] | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> TuneResult:
     """Returns the plan with the least makespan found whose peaks fit every rank's memory.
@@ -74,6 +78,9 @@ def tune(
     fixed partition is the number of layers of each rank, which placement then disperses and
     exchanges; with the partition alone free, a given plan's table stays as it is. `recompute` is
     `auto`, `all`, `none` or stages (`0-3,7`), for plans and for what they are compared with.
+    `baselines` names the published ways to measure (`all`, or names of
+    `octojax.tune.ways.WAYS`; `TuneResult.ways`), whose time `seconds` does not count; by default
+    every schedule is measured on several partitions, and the best of each kind named.
 
     Raises `ValueError` and `ProfileError` for bad input, `PlanError` for a start that does not fit
     the problem, `CapacityError` when no plan fits.
@@ -88,6 +95,7 @@ def tune(
     if not overlap:
         profile = without_overlap(profile)
     rule = RecomputeRule.of(recompute)
+    names = None if baselines is None else names_of(baselines)
     problem = Problem.of(profile, ranks, microbatches, capacity_bytes, rule)
     begun = None if start is None else Start.of(start).fitted(problem)
     if seconds is None and iterations is None:
@@ -102,14 +110,27 @@ def tune(
             warm_up_exact()
     search = Search(problem, Limits(seconds, iterations, target_gap), bound, progress)
     search.constraints = constraints_of(begun, problem, wanted)
-    known: list = []
+    known: list[Measured] = []
+    base: list[Baseline] = []
+    ways: list[Baseline] = []
     try:
         if begun is not None:
             search.start = candidates_of(begun, problem, wanted)
             if begun.plan is not None:
                 search.offer(begun.plan, "schedule")
-        for measured in published(problem, lambda: search.time_share > BASELINES_SHARE):
-            known.append(measured)
+        if names is not None:
+            ways.extend(baselines_of(problem, names))
+            if not any(row.name == "1f1b" for row in ways):
+                base.extend(baselines_of(problem, ("1f1b",)))
+            search.begun = search.clock()
+        else:
+            for measured in published(problem, lambda: search.time_share > BASELINES_SHARE):
+                known.append(measured)
+        known += [
+            (row.key, row.plan, measure(row.plan, problem))
+            for row in (*base, *ways)
+            if row.plan is not None
+        ]
         if method == "best" and wanted == frozenset(PHASES):
             for _, plan, evaluation in sorted(known, key=lambda k: k[2].makespan_s):
                 if fits(evaluation, problem) and (replicated or not plan.placement.replicated):
@@ -125,7 +146,10 @@ def tune(
         if search.stop == "interrupted":
             raise KeyboardInterrupt
         raise CapacityError(explain_lack(problem))
-    baselines, replicated_baselines = summary(known, problem)
+    if names is None:
+        makespans, replicated_baselines = summary(known, problem)
+    else:
+        makespans, replicated_baselines = by_name((*base, *ways)), ()
     prediction = Prediction(
         profile.name, profile.fingerprint, float(search.makespan_s), float(search.bound_s)
     )
@@ -136,7 +160,7 @@ def tune(
         makespan_s=search.makespan_s,
         lower_bound_s=search.bound_s,
         bound_parts=dict(search.bound.parts),
-        baselines=baselines,
+        baselines=makespans,
         iterations=search.counts,
         history=tuple(search.history),
         evaluations=search.evaluations,
@@ -148,6 +172,7 @@ def tune(
         replicated_bound_s=search.bound.replicated_s,
         seed=seed,
         recompute=str(rule),
+        ways=tuple(ways),
     )
 
 
