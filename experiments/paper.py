@@ -1,0 +1,104 @@
+"""The paper's tables and figures, ours beside the paper's.
+
+    python experiments/paper.py all                 every one, 45 minutes at most on two free cores
+    python experiments/paper.py table4 fig8         some
+    python experiments/paper.py all --quick         a try: small configurations, short searches
+    python experiments/paper.py page                only write docs/results/paper.md from the CSVs
+
+Each writes NAME.csv and NAME.svg to docs/results/paper/ (a try to runs/paper/), and the page is
+written again after each.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE)]
+if importlib.util.find_spec("octojax") is None:  # run from a checkout that is not installed
+    sys.path.insert(1, str(HERE.parent))
+
+from paper_pieces.cells import read_cells, write_cells  # noqa: E402
+from paper_pieces.page import page, section  # noqa: E402
+from paper_pieces.piece import Piece  # noqa: E402
+from paper_pieces.registry import PIECES, chosen  # noqa: E402
+from paper_pieces.study import Settings, Study  # noqa: E402
+
+RESULTS = HERE.parent / "docs" / "results"
+
+
+def main(
+    names: Annotated[list[str], typer.Argument(help=f"{', '.join(PIECES)}, all, or page.")],
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Search on a large configuration.")
+    ] = Settings.seconds,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small configurations, half a second each.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of CSVs and pictures [docs/results/paper].")
+    ] = None,
+) -> None:
+    """Regenerate the paper's tables and figures."""
+    folder = out or (Path("runs") / "paper" if quick else RESULTS / "paper")
+    settings = Settings(seconds, quick, folder)
+    if names == ["page"]:
+        redraw(settings)
+        return
+    run(chosen(names), settings)
+
+
+def run(pieces: list[Piece], settings: Settings) -> None:
+    """Runs the pieces one after the other, and writes what each of them makes at once."""
+    console = Console()
+    study = Study(settings, console, sum(p.estimate_s(settings) for p in pieces))
+    with study.bar:
+        for piece in pieces:
+            cells = piece.run(study)
+            write_cells(settings.out / f"{piece.name}.csv", cells)
+            if piece.draw is not None:
+                piece.draw(cells, settings.out / f"{piece.name}.svg")
+            console.print(
+                section(piece, cells, False), markup=False, highlight=False, soft_wrap=True
+            )
+            write_page(settings)
+    console.print(f"written to {settings.out}, page {page_path(settings)}", highlight=False)
+
+
+def redraw(settings: Settings) -> None:
+    """Draws every stored piece again and writes the page."""
+    for piece in PIECES.values():
+        cells = read_cells(settings.out / f"{piece.name}.csv")
+        if cells and piece.draw is not None:
+            piece.draw(cells, settings.out / f"{piece.name}.svg")
+    write_page(settings)
+    print(f"written to {page_path(settings)}")
+
+
+def write_page(settings: Settings) -> None:
+    text = page(PIECES.values(), settings.out, whole_minutes())
+    page_path(settings).write_text(text, encoding="utf-8")
+
+
+def whole_minutes() -> float:
+    """Returns about how long everything takes by default."""
+    settings = Settings()
+    return sum(piece.estimate_s(settings) for piece in PIECES.values()) / 60
+
+
+def page_path(settings: Settings) -> Path:
+    return settings.out.parent / "paper.md"
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    try:
+        app()
+    except (ValueError, ModuleNotFoundError) as error:
+        print(f"paper: {error}", file=sys.stderr)
+        sys.exit(2)
