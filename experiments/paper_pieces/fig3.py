@@ -10,7 +10,7 @@ from paper_pieces.ceiling import balanced_load_s
 from paper_pieces.cells import Cell, rounded
 from paper_pieces.pictures import bars
 from paper_pieces.piece import Piece
-from paper_pieces.study import Settings, Study, load_average
+from paper_pieces.study import Settings, Study
 
 TIME = "time of a step, T"
 GIVEN = Partition((2, 4))
@@ -59,7 +59,7 @@ def run(study: Study) -> list[Cell]:
     return [
         Cell(
             "S0 of 2T, S1 of 4T", x.name, TIME, "exact", rounded(x.ours), x.paper, ideal,
-            rounded(x.bound), "less", load_average=load_average(), note=x.note,
+            rounded(x.bound), "less", note=x.note,
         )
         for x in found
     ]  # fmt: skip

@@ -15,10 +15,6 @@ TABLE_2 = {
         1024,
         {"S": (56, 128), "M": (112, 256), "L": (224, 512)},
     ),
-        "nemotron_h:NemotronH",
-        1024,
-        {"S": (56, 128), "M": (112, 256), "L": (224, 512)},
-    ),
 }
 """Model -> its module and class, H, and L and V (in 1,024 words) by size, as printed."""
 
