@@ -36,4 +36,4 @@ def published(preset: str, param_dtype: str | None) -> Published:
 
 
 if __name__ == "__main__":
-    main("nemotron_h", build, layers=14, published=published)
+    main("nemotron_h", build, layers=10, published=published)

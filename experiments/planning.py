@@ -1,5 +1,9 @@
 """Choosing the plan of a run: profile, tune, and what to compare the outcome with."""
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +90,30 @@ def measured(model: Any, loss: Any, optimizer: Any, batch: Any, settings: Settin
         ranks=settings.ranks,
         microbatches=settings.microbatches,
     )
+
+
+FIRST_USE = """
+from octojax.ir import LayerCost, Machine, Profile
+from octojax.tune import tune
+tune(Profile("x", (LayerCost("x", 1.0, 1.0, 1.0),) * 2, Machine()), 2, 1, seconds=0.1)
+"""
+
+
+@contextmanager
+def tuner_compilation() -> Iterator[None]:
+    """Has another process compile the tuner meanwhile, once for all runs: a new clone's first
+    plan waits for that otherwise, while one core is idle."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", FIRST_USE], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        pass  # the tuner compiles what it finds missing
+    finally:
+        process.kill()
+        process.wait()
 
 
 def tuned(profile: Profile, settings: Settings) -> Plans:

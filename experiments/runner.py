@@ -80,12 +80,12 @@ def main(
         schedule: Annotated[
             str, typer.Option(help="auto, a name (octopipe schedules), or a CSV table.")
         ] = "auto",
-        steps: Annotated[int, typer.Option(min=1)] = 24,
+        steps: Annotated[int, typer.Option(min=1)] = 48,
         batch: Annotated[int, typer.Option(min=1, help="Samples per step.")] = 16,
-        length: Annotated[int, typer.Option(min=2, help="Bytes per sample.")] = 128,
+        length: Annotated[int, typer.Option(min=2, help="Bytes per sample.")] = 64,
         width: Annotated[int, typer.Option(min=32, help="Of the residual stream.")] = width,
         layers: Annotated[int, typer.Option(min=1)] = layers,
-        lr: Annotated[float, typer.Option(min=0.0, help="Peak learning rate.")] = 3e-3,
+        lr: Annotated[float, typer.Option(min=0.0, help="Peak learning rate.")] = 5e-3,
         seed: int = 0,
         tune_seconds: Annotated[float, typer.Option(min=0.1, help="Limit of the tuner.")] = 3.0,
         check: Annotated[
@@ -93,7 +93,7 @@ def main(
         ] = True,
         race: Annotated[
             bool | None,
-            typer.Option(help="Time steps of the tuned plan and 1F1B in turns [if time is left]."),
+            typer.Option(help="Race one core against two at the end [if time is left]."),
         ] = None,
         evaluate: Annotated[
             bool | None, typer.Option(help="Loss on held-out text at the end [if time is left].")
@@ -177,17 +177,29 @@ def run(settings: Settings, build: Build) -> None:
 
 
 def emulate_devices(count: int) -> None:
-    """Makes JAX see `count` CPU devices, and compile a third faster for runs this short.
+    """Makes JAX see `count` CPU devices of one thread each, and compile a third faster for runs
+    this short.
 
-    Flags that the user gave in XLA_FLAGS win, but for the number of devices.
+    With one thread a layer takes here what it takes on a core of its own. Flags that the user gave
+    in XLA_FLAGS win, but for the number of devices.
     """
     devices = "--xla_force_host_platform_device_count"
     given = [w for w in os.environ.get("XLA_FLAGS", "").split() if not w.startswith(devices)]
     os.environ["XLA_FLAGS"] = " ".join(
-        ["--xla_backend_optimization_level=1", *given, f"{devices}={count}"]
+        [
+            "--xla_backend_optimization_level=1",
+            "--xla_cpu_multi_thread_eigen=false",
+            *given,
+            f"{devices}={count}",
+        ]
     )
 
 
 def settings_json(settings: Settings) -> dict[str, Any]:
     """Returns the settings as JSON data."""
     return {**asdict(settings), "out": str(settings.out)}
+
+
+def settings_from_json(data: dict[str, Any]) -> Settings:
+    """Returns the settings that `settings_json` made the data of."""
+    return Settings(**{**data, "out": Path(data["out"])})

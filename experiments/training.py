@@ -1,12 +1,11 @@
 """One training run from text to files. Imports JAX: set the device count before."""
 
 import json
-import os
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,16 +14,21 @@ import jax
 import numpy as np
 import optax
 import planning
+from optimizers import warmed_up
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from runner import Build, Settings, Sizes, settings_json
 
 import octojax as octopipe
 from octojax import report
+from octojax.errors import OctoPipeError
 from octojax.models import count_parameters
 
-RACES = 3  # timed steps of each plan
-EXTRAS_BEFORE_S = 75.0  # so that a default run ends within two minutes
+EXTRAS_BEFORE_S = 75.0
+RUN_S = 120.0
+"""A default run ends within two minutes: no extra begins after 75 s, and the race ends with it."""
+INSISTED_S = 1200.0  # the race's limit with --race
+RACE = "race of one core against two"
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
@@ -60,8 +64,8 @@ class Experiment:
         state = self.train(step, state)
         if s.evaluate or (s.evaluate is None and self.in_time("held-out text", "--evaluate")):
             self.evaluate(step, state)
-        if plans.others and (s.race or (s.race is None and self.in_time("1F1B", "--race"))):
-            self.race(model, batch, {"tuned": step}, plans)
+        if plans.profile and (s.race or (s.race is None and self.in_time(RACE, "--race"))):
+            self.race()
         self.summary["total_s"] = time.perf_counter() - self.began
         self.write("summary.json", json.dumps(self.summary, indent=1) + "\n")
         self.say(
@@ -75,7 +79,7 @@ class Experiment:
         s = self.settings
         if s.schedule != "auto":
             return planning.Plans({"schedule": s.schedule})
-        with self.timed("profile"):
+        with self.timed("profile"), planning.tuner_compilation():
             profile = planning.measured(model, self.loss, self.optimizer, batch, s)
         with self.timed("tune"):
             plans = planning.tuned(profile, s)
@@ -84,13 +88,7 @@ class Experiment:
 
     @cached_property
     def optimizer(self) -> optax.GradientTransformation:
-        s = self.settings
-        rates = optax.warmup_cosine_decay_schedule(
-            s.lr / 10, s.lr, max(1, s.steps // 10), max(2, s.steps), s.lr / 10
-        )
-        return optax.chain(
-            optax.clip_by_global_norm(1.0), optax.adamw(rates, b2=0.95, weight_decay=0.01)
-        )
+        return warmed_up(self.settings)
 
     def compile(self, model: Any, batch: Any, **plan: Any) -> Any:
         s = self.settings
@@ -139,27 +137,26 @@ class Experiment:
             f"[bold]{max(errors):.1e}[/]"
         )
 
-    def race(self, model: Any, batch: Any, steps: dict[str, Any], plans: planning.Plans) -> None:
-        """Prints how long whole steps of the plans take here, run in turns."""
-        with self.timed("race"):
-            for name, plan in plans.others.items():
-                steps[name] = self.compile(model, batch, plan=plan)
-            states = {name: step.init() for name, step in steps.items()}
-            times: dict[str, list[float]] = {name: [] for name in steps}
-            for _ in range(1 + RACES):
-                for name, step in steps.items():
-                    start = time.perf_counter()
-                    states[name], metrics = step(states[name], batch)
-                    float(metrics["loss"])
-                    times[name].append(time.perf_counter() - start)
-        medians = {name: statistics.median(values[1:]) for name, values in times.items()}
-        self.summary["wall_clock_s"] = medians
-        for name in plans.others:
-            self.say(
-                f"wall clock, {self.settings.ranks} emulated devices sharing "
-                f"{os.cpu_count()} cores (not a pipeline's speed): {name} takes "
-                f"{medians[name] / medians['tuned']:.2f} times as long as tuned"
-            )
+    def race(self) -> None:
+        """Prints what one core and two make of a step; says why if there is no race."""
+        from race import race, why_not
+
+        s = self.settings
+        left_s = RUN_S - (time.perf_counter() - self.began)
+        problem = why_not() or (None if jax.default_backend() == "cpu" else "it is for CPU cores")
+        if problem is None:
+            with self.timed("race"):
+                try:
+                    outcome = race(s, INSISTED_S if s.race else left_s)
+                except (RuntimeError, OctoPipeError) as error:
+                    problem = str(error)
+                else:
+                    self.summary["race"] = asdict(outcome)
+                    for line in outcome.lines():
+                        self.say(line)
+        if problem is not None:
+            self.summary["race"] = {"left_out": problem}
+            self.say(f"race of one core against two left out: {problem}")
 
     def train(self, step: Any, state: Any) -> Any:
         s = self.settings
