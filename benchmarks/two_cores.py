@@ -1,260 +1,346 @@
-"""A pipelined step on one core and on two, against the plain accumulating step on one.
+"""One core against two: how much faster a pipelined step is, beside what simulator and bound say.
 
-    python benchmarks/two_cores.py                      all four, in turns
-    python benchmarks/two_cores.py --rounds 9 --steps 3 --cores 0,1
-    python benchmarks/two_cores.py --forget             without kept memory
+    python benchmarks/two_cores.py
+    python benchmarks/two_cores.py --rounds 9 --steps 3 --width 192 --layers 14 -o result.json
 
-    plain    one process on the first core: one jitted step, `lax.scan` over the microbatches
-    kept     the same, its allocator told to keep memory as a pipelined step's is
-    stages   one process on the first core: one rank with eight stages, F and B of each in turn
-    pair     two processes, one core each: the tuned plan
+    plain              one process on one core: one jitted step, `lax.scan` over the microbatches
+    1f1b               two processes, a core each: uniform stages, whole backwards
+    zb-h1              the same with backwards split into I and W
+    zb-h1, balanced    the same on stages of nearly equal time
+    tuned              the tuner's plan
 
-Every process is pinned, its Eigen has one thread. In each round every variant runs a few steps
-while the others wait, so that a busy machine slows all alike. Printed are medians over all steps,
-the ratios to plain, processor time, page faults, and the most memory that a process has had.
+Two processes, each bound to one core of those that this one may use. Both time all layers at the
+same time, by processor time, which other work on the machine hardly changes; on that profile and
+the measured link plans are made and simulated. Then all steps take turns. The second table says
+what separates the measured step from half of the plain one, part by part, and the third where the
+extra work comes from; see `gap.py` for how each part is measured.
 """
 
 import argparse
 import json
 import os
-import resource
-import socket
-import statistics
-import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-MICROBATCHES, STAGES = 8, 8
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "experiments"))
+
+from gap import Work, time_parts  # noqa: E402
+
+PROCESSES = 2
+SHARES = ("fill and drain", "waiting for computation", "waiting for transfers")
+HOST = "waiting for the host"
 
 
-def child(arguments: argparse.Namespace) -> None:
-    """Compiles one variant, then runs steps whenever a line says how many."""
-    os.sched_setaffinity(0, {arguments.core})
-    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    import jax
+@dataclass(frozen=True)
+class Row:
+    """One plan: seconds of a step, processor seconds of each rank and cause, simulated parts."""
 
-    import octojax as octopipe
-    from octojax.executor.kept_memory import keep_memory
+    name: str
+    stages: int
+    step_s: float
+    by_rank_s: tuple[float, ...]
+    queued_s: float
+    faults: float
+    idle_s: dict[str, float]
+    bubbles: float
+    simulated_s: float
+    simulated_parts: dict[str, float]
+    simulated_bubbles: float
+    operations: float
+    work: Work
 
-    if arguments.child == "pair":
-        octopipe.initialize(
-            timeout=600,
-            coordinator_address=f"localhost:{arguments.port}",
-            num_processes=2,
-            process_id=arguments.process,
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that the tables are made of. `one_core_s` and `bound_s` are of the measured profile."""
+
+    tokens: int
+    plain_s: float
+    plain_operations: float
+    one_core_s: float
+    bound_s: float
+    rows: tuple[Row, ...]
+
+
+# ------------------------------------------------------------------------------ tables
+
+
+def speeds(x: Outcome) -> list[str]:
+    """Returns the first table: speed and speedups over one core."""
+    lines = [
+        "| | stages | step | tokens/s | over one core | simulated | bubbles | simulated | "
+        "processor time | extra work |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        f"| plain, one core | | {_ms(x.plain_s)} | {x.tokens / x.plain_s:,.0f} | 1.00 | 1.00 "
+        f"| | | {_ms(x.rows[0].work.plain_s)} | |",
+    ]
+    for row in x.rows:
+        lines.append(
+            f"| {row.name} | {row.stages} | {_ms(row.step_s)} | {x.tokens / row.step_s:,.0f} "
+            f"| **{x.plain_s / row.step_s:.2f}** | {x.one_core_s / row.simulated_s:.2f} "
+            f"| {row.bubbles:.1%} | {row.simulated_bubbles:.1%} | {_ms(row.work.step_s)} "
+            f"| {row.work.extra_s / row.work.plain_s:+.1%} |"
         )
-    if arguments.child == "kept":
-        keep_memory()
-    run = plain() if arguments.child in ("plain", "kept") else pipelined(arguments)
-    run()
-    run()
-    print(json.dumps({"ready": True, "devices": jax.device_count()}), flush=True)
-    for line in sys.stdin:
-        before, seconds = resource.getrusage(resource.RUSAGE_SELF), []
-        for _ in range(int(line)):
-            start = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - start)
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        answer = {
-            "seconds": seconds,
-            "processor": (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-            / len(seconds),
-            "faults": (after.ru_minflt - before.ru_minflt) / len(seconds),
-            "peak_mib": after.ru_maxrss / 1024,
-        }
-        print(json.dumps(answer), flush=True)
-    sys.stdout.flush()
-    os._exit(0)  # the peers of a pair end together: nothing is left to say
+    bound = f"| bound | | | | | {x.one_core_s / x.bound_s:.2f} | | | | |"
+    return [*lines, bound]
 
 
-def parts() -> tuple[Any, Any, Any, Any]:
-    """Returns the hybrid of width 192 and 14 layers, its loss, an optimizer and a batch."""
-    import jax
-    import jax.numpy as jnp
-    import optax
-    from flax import nnx
-
-    from octojax.models import nemotron_h
-
-    model = nemotron_h.NemotronH(nemotron_h.tiny(width=192, layers=14), rngs=nnx.Rngs(0))
-    tokens = jax.random.randint(jax.random.key(1), (MICROBATCHES * 4, 65), 0, 256, jnp.int32)
-    return model, nemotron_h.loss, optax.adamw(1e-3), {"tokens": tokens}
-
-
-def plain() -> Any:
-    import jax
-    import jax.numpy as jnp
-    import optax
-    from flax import nnx
-
-    model, loss_fn, optimizer, batch = parts()
-    graphdef, params = nnx.split(model, nnx.Param)
-
-    def loss(params: Any, batch: Any) -> jax.Array:
-        return loss_fn(nnx.merge(graphdef, params), batch)
-
-    def step(params: Any, opt_state: Any, batch: Any) -> Any:
-        pieces = jax.tree.map(lambda x: x.reshape(MICROBATCHES, -1, *x.shape[1:]), batch)
-
-        def add(total: Any, piece: Any) -> tuple[Any, None]:
-            found = jax.value_and_grad(loss)(params, piece)
-            return jax.tree.map(lambda a, b: a + b / MICROBATCHES, total, found), None
-
-        zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
-        (value, grads), _ = jax.lax.scan(add, zeros, pieces)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, value
-
-    jitted = jax.jit(step, donate_argnums=(0, 1))
-    held = [jax.tree.map(jnp.copy, params), optimizer.init(params)]
-
-    def run() -> None:
-        *held[:], value = jitted(*held, batch)
-        jax.block_until_ready((held, value))
-
-    return run
+def gaps(x: Outcome) -> list[str]:
+    """Returns the second table: the parts of a step, measured and simulated."""
+    names = [row.name for row in x.rows]
+    parts = [time_parts(row.step_s, row.work.plain_s, row.by_rank_s, row.idle_s) for row in x.rows]
+    lines = _header("ms of a step: measured (simulated)", names)
+    for part in parts[0]:
+        cells = [
+            f"{1e3 * own[part]:.0f}"
+            + (f" ({1e3 * row.simulated_parts[part]:.0f})" if part in row.simulated_parts else "")
+            for own, row in zip(parts, x.rows, strict=True)
+        ]
+        lines.append(f"| {part} | {' | '.join(cells)} |")
+    whole = (f"{1e3 * row.step_s:.0f} ({1e3 * row.simulated_s:.0f})" for row in x.rows)
+    queued = (f"{1e3 * row.queued_s:.0f}" for row in x.rows)
+    return [
+        *lines,
+        f"| the step | {' | '.join(whole)} |",
+        f"| its threads waited for a core that others had | {' | '.join(queued)} |",
+    ]
 
 
-def pipelined(arguments: argparse.Namespace) -> Any:
-    import jax
+def causes(x: Outcome) -> list[str]:
+    """Returns the third table: where the extra work comes from, in processor time."""
+    lines = _header("extra ms of processor time, both ranks", [row.name for row in x.rows])
+    for cause in x.rows[0].work.causes():
+        cells = (f"{1e3 * row.work.causes()[cause]:+.0f}" for row in x.rows)
+        lines.append(f"| {cause} | {' | '.join(cells)} |")
+    shares = (f"{row.work.extra_s / row.work.plain_s:+.1%}" for row in x.rows)
+    counted = (f"{row.operations / x.plain_operations - 1:+.1%}" for row in x.rows)
+    return [
+        *lines,
+        f"| together, of the plain step's {1e3 * x.rows[0].work.plain_s:.0f} | "
+        f"{' | '.join(shares)} |",
+        f"| operations as counted, beyond the plain step's | {' | '.join(counted)} |",
+    ]
 
+
+def _header(first: str, names: Sequence[str]) -> list[str]:
+    return [f"| {first} | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms"
+
+
+# ------------------------------------------------------------------------------ the two processes
+
+
+def plans_of(profile: Any, ranks: int, microbatches: int, seconds: float) -> tuple[dict, float]:
+    """Returns the plans by name, and the lower bound of any."""
+    from octojax.ir import Placement, Plan, uniform_partition
+    from octojax.partitioners import partition
+    from octojax.schedules import generate
+    from octojax.tune import tune
+
+    alike = profile.on(replace(profile.machine, speeds=()))  # two cores of one kind
+    uniform = uniform_partition(profile.kinds, ranks)
+    balanced = partition("balanced", alike, ranks, microbatches)
+    in_order = Placement.sequential(ranks)
+    found = tune(alike, ranks, microbatches, seconds=seconds, replicated=False)
+    plans = {
+        "1f1b": Plan(uniform, in_order, generate("1f1b", ranks, microbatches)),
+        "zb-h1": Plan(uniform, in_order, generate("zb-h1", ranks, microbatches)),
+        "zb-h1, balanced": Plan(balanced, in_order, generate("zb-h1", ranks, microbatches)),
+        "tuned": found.plan,
+    }
+    return {name: replace(plan, name=name) for name, plan in plans.items()}, found.lower_bound_s
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Returns what was measured, the same in both processes."""
     import octojax as octopipe
 
-    model, loss_fn, optimizer, batch = parts()
-    options: dict[str, Any] = {"schedule": "auto", "tune_seconds": arguments.seconds}
-    if arguments.child == "stages":
-        row = [
-            item
-            for k in range(MICROBATCHES)
-            for item in (
-                *(f"{s}F{k}" for s in range(STAGES)),
-                *(f"{s}B{k}" for s in reversed(range(STAGES))),
-            )
-        ]
-        options = {"schedule": octopipe.Schedule.parse(" ".join(row))}
-    step = octopipe.compile(
-        model,
-        loss_fn,
-        optimizer,
-        batch,
-        microbatches=MICROBATCHES,
-        keep_memory=not arguments.forget,
-        progress=False,
-        **options,
+    octopipe.initialize()
+    import jax
+    import optax
+    from apart import plain_operations, plain_update_s
+    from hybrid import mid
+    from pair import pipelined_step, plain_step, take_turns
+
+    from octojax.ir import Plan
+    from octojax.mesh import pipeline_mesh
+    from octojax.processes import everyone
+    from octojax.profiling.together import Together
+
+    count = arguments.microbatches
+    model, loss, microbatch = mid(arguments.width, arguments.layers)
+    batch = jax.tree.map(lambda x: jax.numpy.concatenate([x] * count), microbatch)
+    mesh, optimizer = pipeline_mesh(), optax.adamw(1e-3)
+    say = (lambda line: print(line, flush=True)) if jax.process_index() == 0 else (lambda _: None)
+    timer = Together(octopipe.adapt(model, loss), microbatch, mesh, optimizer)
+    profile = timer.profile(9, microbatches=count, target_s=0.0, clock=time.process_time)
+    say(f"profiled: {profile.num_layers} layers, link {profile.machine.latency_s * 1e3:.3g} ms")
+    told = ""
+    steps: dict[str, Any] = {"plain": None}
+    if jax.process_index() == 0:
+        plans, bound_s = plans_of(profile, mesh.num_ranks, count, arguments.seconds)
+        told = json.dumps({"plans": {n: p.to_json() for n, p in plans.items()}, "bound": bound_s})
+    else:
+        steps["plain"] = plain_step(model, loss, optimizer, batch, count)
+        steps["plain"]()
+    answer = json.loads(everyone(told, "plans")[0])
+    plans = {name: Plan.from_json(data) for name, data in answer["plans"].items()}
+    compiled = {}
+    for name, plan in plans.items():
+        compiled[name] = octopipe.compile(
+            model, loss, optimizer, batch, mesh=mesh.mesh, plan=plan, microbatches=count,
+            progress=False,
+        )  # fmt: skip
+        steps[name] = pipelined_step(compiled[name], batch)
+        say(f"compiled {name}: {plan.num_stages} stages")
+    figures = take_turns(steps, arguments.rounds, arguments.steps)
+    plain = figures["plain"]
+    update_s = plain_update_s(model, optimizer, arguments.rounds)
+    rows = []
+    for name, plan in plans.items():
+        say(f"taking {name} apart")
+        rows.append(
+            _row(name, plan, compiled[name], batch, profile, figures[name], plain, update_s,
+                 arguments.rounds)
+        )  # fmt: skip
+    return Outcome(
+        tokens=microbatch["tokens"].shape[0] * (microbatch["tokens"].shape[1] - 1) * count,
+        plain_s=plain.step_s,
+        plain_operations=plain_operations(model, loss, microbatch) * count,
+        one_core_s=count * sum(x.compute_s for x in profile.layers),
+        bound_s=answer["bound"],
+        rows=tuple(rows),
     )
-    held = [step.init()]
-
-    def run() -> None:
-        held[0], metrics = step(held[0], batch)
-        jax.block_until_ready((held[0], metrics))
-
-    return run
 
 
-class Variant:
-    """One or two pinned processes that run steps when told."""
+def _row(
+    name: str,
+    plan: Any,
+    step: Any,
+    batch: Any,
+    profile: Any,
+    figures: Any,
+    plain: Any,
+    plain_update_s: float,
+    rounds: int,
+) -> Row:
+    """Returns the parts of one plan's step; both processes call this alike."""
+    import jax
+    from apart import gradients_s, operations, programs_s, split_s
 
-    def __init__(self, name: str, arguments: argparse.Namespace, cores: list[int]) -> None:
-        self.name, self.answers = name, []
-        with socket.socket() as probe:
-            probe.bind(("localhost", 0))
-            port = probe.getsockname()[1]
-        self.processes = [
-            subprocess.Popen(
-                [
-                    *(sys.executable, __file__, "--child", name, "--core", str(core)),
-                    *("--process", str(k), "--port", str(port)),
-                    *("--seconds", str(arguments.seconds)),
-                    *(["--forget"] if arguments.forget else []),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for k, core in enumerate(cores)
-        ]
-        self.heard()
+    from octojax.diagnosis.accounts import parts_of
+    from octojax.simulate import simulate
 
-    def heard(self) -> list[dict[str, Any]]:
-        """Returns the next record of each process."""
-        answers = []
-        for process in self.processes:
-            assert process.stdout is not None
-            for line in process.stdout:
-                if line.startswith("{"):
-                    answers.append(json.loads(line))
-                    break
-            else:
-                raise SystemExit(f"a process of {self.name} ended with {process.wait()}")
-        return answers
+    state, timelines = step.init(), []
+    for _ in range(rounds + 1):
+        state, metrics, timeline = step(state, batch, record=True)
+        jax.block_until_ready((state, metrics))
+        timelines.append(timeline)
+    usual = sorted(timelines[1:], key=lambda t: t.makespan_s)[rounds // 2]
+    simulated = simulate(plan, profile)
+    idle = {part.name: part.seconds for part in parts_of(usual)}
+    expected = {part.name: part.seconds for part in parts_of(simulated)}
+    apart_s, together_s = programs_s(step, state, batch, rounds)
+    work = Work(
+        step_s=figures.processor_s,
+        gradients_s=gradients_s(step, state, batch, rounds),
+        together_s=together_s,
+        apart_s=apart_s,
+        split_s=split_s(plan, profile),
+        transfers_s=2 * profile.machine.host_cost_s * len(usual.transfers),
+        plain_s=plain.processor_s,
+        plain_update_s=plain_update_s,
+    )
+    return Row(
+        name=name,
+        stages=plan.num_stages,
+        step_s=figures.step_s,
+        by_rank_s=figures.by_process_s,
+        queued_s=figures.queued_s,
+        faults=figures.faults,
+        idle_s={part: idle[part] for part in SHARES} | {HOST: idle.get(HOST, 0.0)},
+        bubbles=_bubbles(usual),
+        simulated_s=simulated.makespan_s,
+        simulated_parts={
+            "plain step's work, evenly spread": expected["work, evenly spread"],
+            **{part: expected[part] for part in ("imbalance", *SHARES)},
+        },
+        simulated_bubbles=_bubbles(simulated),
+        operations=operations(step),
+        work=work,
+    )
 
-    def run(self, steps: int) -> None:
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.write(f"{steps}\n")
-            process.stdin.flush()
-        self.answers.append(self.heard())
 
-    def figures(self) -> dict[str, float]:
-        """Returns medians: of a pair, of its slower process in time, and of both together else."""
-        seconds = [
-            max(of_each)
-            for answer in self.answers
-            for of_each in zip(*(a["seconds"] for a in answer), strict=True)
-        ]
-        return {
-            "ms": 1e3 * statistics.median(seconds),
-            "processor ms": 1e3
-            * statistics.median(sum(a["processor"] for a in answer) for answer in self.answers),
-            "faults": statistics.median(
-                sum(a["faults"] for a in answer) for answer in self.answers
-            ),
-            "peak MiB": max(a["peak_mib"] for answer in self.answers for a in answer),
-        }
+def _bubbles(timeline: Any) -> float:
+    busy = sum(rank.busy_s for rank in timeline.ranks)
+    return 1 - busy / (len(timeline.ranks) * timeline.makespan_s)
 
-    def end(self) -> None:
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in self.processes:
-            process.wait(60)
+
+# ------------------------------------------------------------------------------ start
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=3, help="of each kind in a round")
+    parser.add_argument("--seconds", type=float, default=20.0, help="that the tuner searches")
+    parser.add_argument("--width", type=int, default=192)
+    parser.add_argument("--layers", type=int, default=14)
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--timeout", type=float, default=900.0, help="of a process that waits")
+    parser.add_argument("-o", "--output", type=Path, help="write the figures here (JSON)")
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--cores", default="0,1")
-    parser.add_argument("--seconds", type=float, default=20.0, help="that the tuner searches")
-    parser.add_argument("--variants", default="plain,kept,stages,pair")
-    parser.add_argument("--forget", action="store_true", help="do not keep memory between steps")
-    parser.add_argument("--child")
-    parser.add_argument("--core", type=int)
-    parser.add_argument("--process", type=int)
-    parser.add_argument("--port", type=int)
-    arguments = parser.parse_args()
-    if arguments.child:
-        child(arguments)
+    arguments = parsed(sys.argv[1:])
+    if "OCTOPIPE_PROCESS_ID" not in os.environ:
+        start(arguments.timeout)
         return
-    cores = [int(core) for core in arguments.cores.split(",")]
-    variants = [
-        Variant(name, arguments, cores[:2] if name == "pair" else cores[:1])
-        for name in arguments.variants.split(",")
-    ]
-    for _ in range(arguments.rounds):
-        for variant in variants:
-            variant.run(arguments.steps)
-    base = variants[0].figures()["ms"]
-    print(f"load {os.getloadavg()[0]:.1f}; {arguments.rounds} rounds of {arguments.steps} steps")
-    for variant in variants:
-        figures = variant.figures()
-        cells = "".join(f"{value:12.0f} {name}" for name, value in figures.items())
-        ratio = figures["ms"] / base
-        print(f"{variant.name:8}{cells}   {ratio:.3f} of plain, {1 / ratio:.2f} times as fast")
-        variant.end()
+    outcome = run(arguments)
+    import jax
+
+    from octojax.processes import barrier
+
+    if jax.process_index() == 0:
+        print(
+            f"\nload {os.getloadavg()[0]:.1f}; {arguments.rounds} rounds, {arguments.steps} steps"
+        )
+        for table in (speeds, gaps, causes):
+            print("\n" + "\n".join(table(outcome)))
+        if arguments.output:
+            arguments.output.write_text(json.dumps(asdict(outcome), indent=1) + "\n")
+    barrier("done")
+
+
+def start(timeout_s: float) -> None:
+    """Runs this script once more in two processes, a core each; ends as they do."""
+    from race import why_not
+
+    from octojax.launch import launch
+
+    problem = why_not()
+    if problem is not None:
+        raise SystemExit(f"two_cores: {problem}")
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+    def echo(process: int, line: str) -> None:
+        if "[Gloo]" not in line:
+            print(line if process == 0 else f"[{process}] {line}", flush=True)
+
+    exits = launch(sys.argv, PROCESSES, pin=True, timeout_s=timeout_s, echo=echo)
+    bad = [str(e) for e in exits if e.code != 0]
+    if bad:
+        raise SystemExit("\n".join(bad))
 
 
 if __name__ == "__main__":

@@ -38,4 +38,4 @@ def published(preset: str, param_dtype: str | None) -> Published:
 
 
 if __name__ == "__main__":
-    main("jamba", build, layers=8, published=published)
+    main("jamba", build, layers=8, steps=48, published=published)

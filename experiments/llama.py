@@ -19,4 +19,4 @@ def build(sizes: Sizes) -> tuple[Any, Any]:
 
 
 if __name__ == "__main__":
-    main("llama", build, layers=8)
+    main("llama", build, layers=6, steps=96, lr=3e-3)

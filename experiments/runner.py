@@ -61,6 +61,8 @@ def main(
     *,
     layers: int,
     width: int = 128,
+    steps: int = 56,
+    lr: float = 5e-3,
     published: Callable[[str, str | None], Any] | None = None,
 ) -> None:
     """Runs the experiment with the command line's options; mistakes end with exit code 2.
@@ -80,12 +82,12 @@ def main(
         schedule: Annotated[
             str, typer.Option(help="auto, a name (octopipe schedules), or a CSV table.")
         ] = "auto",
-        steps: Annotated[int, typer.Option(min=1)] = 48,
+        steps: Annotated[int, typer.Option(min=1)] = steps,
         batch: Annotated[int, typer.Option(min=1, help="Samples per step.")] = 16,
         length: Annotated[int, typer.Option(min=2, help="Bytes per sample.")] = 64,
         width: Annotated[int, typer.Option(min=32, help="Of the residual stream.")] = width,
         layers: Annotated[int, typer.Option(min=1)] = layers,
-        lr: Annotated[float, typer.Option(min=0.0, help="Peak learning rate.")] = 5e-3,
+        lr: Annotated[float, typer.Option(min=0.0, help="Peak learning rate.")] = lr,
         seed: int = 0,
         tune_seconds: Annotated[float, typer.Option(min=0.1, help="Limit of the tuner.")] = 3.0,
         check: Annotated[

@@ -1,6 +1,7 @@
 """A profile of a model, measured on a device: what each layer's F, I, W and B really take."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -107,9 +108,14 @@ class LayerTimer:
         prepared = _prepare(self.stages, self.groups, values)
         self.jobs = {key: job.job() for key, job in prepared.items()}
 
-    def costs(self, rounds: int = 5, target_s: float = 0.01) -> tuple[LayerCost, ...]:
-        """Returns the cost of each layer, in order; see `measure`."""
-        times = median_times(self.jobs, rounds, target_s)
+    def costs(
+        self,
+        rounds: int = 5,
+        target_s: float = 0.01,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> tuple[LayerCost, ...]:
+        """Returns the cost of each layer, in order; see `measure` and `median_times`."""
+        times = median_times(self.jobs, rounds, target_s, clock=clock)
         by_layer = [
             {kind: times[group, kind] for kind in programs_of(stage)}
             for stage, group in zip(self.stages, self.groups, strict=True)

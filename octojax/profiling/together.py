@@ -91,6 +91,7 @@ class Together:
         name: str = "measured",
         microbatches: int | None = None,
         target_s: float = 0.01,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> Profile:
         """Returns what the layers cost now; every process calls this.
 
@@ -98,7 +99,7 @@ class Together:
         that it finds the caches as a step leaves them: full of the others' values.
         """
         barrier("profile")
-        mine = self.timer.costs(rounds, target_s)
+        mine = self.timer.costs(rounds, target_s, clock)
         theirs = [
             tuple(LayerCost(**layer) for layer in json.loads(text))
             for text in everyone(json.dumps([asdict(layer) for layer in mine]), "profile")
