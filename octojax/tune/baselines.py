@@ -2,19 +2,26 @@
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
 
 from octojax.errors import OctoPipeError
 from octojax.ir.partition import Partition, uniform_partition
+from octojax.ir.placement import Placement
 from octojax.ir.plan import Plan
+from octojax.ir.schedule import Schedule
 from octojax.partitioners import partition as divide
 from octojax.schedules import SCHEDULES
+from octojax.schedules.family import Family
 from octojax.simulate.costs import StageCosts
 from octojax.simulate.evaluation import Evaluation, evaluate
 from octojax.simulate.links import Links
 from octojax.simulate.table import Table
 from octojax.tune.measure import fits, measure
 from octojax.tune.problem import Problem
-from octojax.tune.table_forms import fill, split
+from octojax.tune.table_forms import fill, split, split_table
 
 SEARCHED = frozenset({"zb-auto", "hanayo", "tessel", "v-half", "v-min", "1f1b-v", "zb-greedy"})
 """Families whose table is the outcome of a search: measured last."""
@@ -25,57 +32,180 @@ CHUNKS = (2, 3, 4, 6, 8)
 Measured = tuple[str, Plan, Evaluation]
 
 
-def partitions(problem: Problem, stages: int) -> Iterator[tuple[str, Partition]]:
-    """Yields partitions into so many stages: uniform by count, least maximum, Mist's."""
-    if stages > problem.num_layers:
-        return
-    uniform = uniform_partition(problem.profile.kinds, stages)
-    yield "uniform", uniform
-    if stages * problem.num_layers**2 > LARGE_CUT:
-        return
-    seen = {uniform}
-    for name in ("balanced", "mist"):
-        other = divide(name, problem.profile, stages, problem.microbatches)
-        if other not in seen:
-            seen.add(other)
-            yield name, other
+class Outcome(NamedTuple):
+    """What a published way comes to. `plan()` makes the plan, which takes as long as measuring."""
+
+    name: str
+    plan: Callable[[], Plan]
+    replicated: bool
+    evaluation: Evaluation
 
 
-def published(problem: Problem, enough: Callable[[], bool] = lambda: False) -> Iterator[Measured]:
+class Partitions:
+    """Partitions of a problem by their number of stages, made once each."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._known: dict[int, tuple[tuple[str, Partition], ...]] = {}
+
+    def of(self, stages: int) -> tuple[tuple[str, Partition], ...]:
+        """Returns uniform by count, least maximum and Mist's, those that differ; the last two not
+        where they would take long.
+        """
+        if stages not in self._known:
+            self._known[stages] = tuple(self._cut(stages))
+        return self._known[stages]
+
+    def _cut(self, stages: int) -> Iterator[tuple[str, Partition]]:
+        p = self.problem
+        if stages > p.num_layers:
+            return
+        uniform = uniform_partition(p.profile.kinds, stages)
+        yield "uniform", uniform
+        if stages * p.num_layers**2 > LARGE_CUT:
+            return
+        seen = {uniform}
+        for name in ("balanced", "mist"):
+            other = divide(name, p.profile, stages, p.microbatches)
+            if other not in seen:
+                seen.add(other)
+                yield name, other
+
+
+def least_s(problem: Problem, placement: Placement, partition: Partition) -> float:
+    """Returns a time that no order of these stages on these ranks is below; 0 where two ranks
+    hold one.
+    """
+    p, bounds = problem, partition.bounds
+    if placement.replicated:
+        return 0.0
+    before = np.concatenate([[0.0], np.cumsum(p.forward_s)]) / p.speeds.max()
+    work = np.concatenate([[0.0], np.cumsum(p.compute_s)])
+    least = 0.0
+    for rank, stages in enumerate(placement.ranks):
+        load = sum(work[bounds[s + 1]] - work[bounds[s]] for s in stages)
+        least = max(least, p.microbatches * load / p.speeds[rank] + before[bounds[stages[0]]])
+    return float(least) * (1 - 1e-9)
+
+
+class Field:
+    """The best of what was measured, and what cannot beat it any more."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.uniform_s = self.any_s = math.inf
+
+    def note(self, outcome: Outcome) -> None:
+        """Counts an outcome that fits and holds every stage once: any answer may be such a plan."""
+        if outcome.replicated or not fits(outcome.evaluation, self.problem):
+            return
+        self.any_s = min(self.any_s, outcome.evaluation.makespan_s)
+        if outcome.name.endswith("/uniform"):
+            self.uniform_s = min(self.uniform_s, outcome.evaluation.makespan_s)
+
+    def hopeless(self, name: str, least: float) -> bool:
+        """Whether what takes at least so long is the best of nothing that `summary` names."""
+        family, how = name.split("/")
+        if family == "1f1b":
+            return False
+        if how != "uniform":
+            return least > self.any_s
+        return family != "interleaved" and least > self.uniform_s
+
+
+def published(problem: Problem) -> Iterator[Measured]:
     """Yields every published schedule on every partition, measured; also those too large.
 
-    1F1B on the uniform partition comes first; once `enough()`, nothing after it.
+    1F1B on the uniform partition comes first.
     """
-    p = problem
-    links = Links.of(p.profile.machine, p.ranks)
+    for name, plan, _, evaluation in outcomes(problem, hopeless=lambda name, least: False):
+        yield name, plan(), evaluation
+
+
+def outcomes(
+    problem: Problem,
+    hopeless: Callable[[str, float], bool] | None = None,
+    enough: Callable[[], bool] = lambda: False,
+) -> Iterator[Outcome]:
+    """Yields what published schedules on published partitions come to, 1F1B first.
+
+    Left out are those that `hopeless(name, least_s)` (by default: that cannot be the best of their
+    kind any more, whatever their order); once `enough()`, all after 1F1B on the uniform partition.
+    """
+    p, field = problem, Field(problem)
+    hopeless = hopeless or field.hopeless
+    links, partitions = Links.of(p.profile.machine, p.ranks), Partitions(p)
     order = sorted(SCHEDULES, key=lambda name: (name != "1f1b", name in SEARCHED))
     for name in order:
         family = SCHEDULES[name]
         for chunks in _chunk_counts(problem, family):
             if name != "1f1b" and enough():
                 return
-            try:
-                table = family.generate(p.ranks, p.microbatches, chunks)
-            except (ValueError, OctoPipeError):
-                continue  # its rule does not allow these sizes
-            tables = [(name, table)]
-            if family.splits_backward is False:
-                tables.append((f"{name}-split", split(table)))
-            compiled = [(label, rows, Table.of(rows)) for label, rows in tables]
-            for how, partition in partitions(p, table.num_stages):
+            place = family.place(p.ranks, chunks)
+            table: tuple[Form, ...] | None = None
+            for how, partition in partitions.of(family.stages(p.ranks, chunks)):
                 if how != "uniform" and enough():
                     return
-                again = p.recompute.flags(partition.num_stages)
-                costs = StageCosts.of(p.profile, partition, again)
-                for label, rows, known in compiled:
-                    evaluation = evaluate(known, costs, links)
-                    if evaluation.done == len(known.items):
-                        plan = Plan(partition, table.placement, rows, again, f"{label}/{how}")
-                        yield plan.name, plan, evaluation
-                if name == "1f1b":
-                    plan = Plan(partition, table.placement, split(table), again, f"1f1b-fill/{how}")
-                    plan = fill(plan, problem)
-                    yield plan.name, plan, measure(plan, problem)
+                if hopeless(f"{name}/{how}", least_s(p, place, partition)):
+                    continue
+                try:
+                    table = table or tuple(_forms(p, family, chunks, place))
+                except (ValueError, OctoPipeError):
+                    break  # its rule does not allow these sizes
+                for outcome in _measured(p, table, how, place, partition, links):
+                    field.note(outcome)
+                    yield outcome
+
+
+class Form(NamedTuple):
+    """A published table, whole or split, as rows (made when asked for) and as arrays."""
+
+    name: str
+    rows: Callable[[], Schedule]
+    table: Table
+
+
+def _forms(
+    problem: Problem, family: Family, chunks: int | None, place: Placement
+) -> Iterator[Form]:
+    rows = family.generate(problem.ranks, problem.microbatches, chunks)
+    table = Table.of(rows, place)
+    yield Form(family.name, lambda: rows, table)
+    if not family.splits_backward:
+        yield Form(f"{family.name}-split", lambda: split(rows), split_table(table))
+
+
+def _measured(
+    problem: Problem,
+    forms: tuple[Form, ...],
+    how: str,
+    place: Placement,
+    partition: Partition,
+    links: Links,
+) -> Iterator[Outcome]:
+    """Yields a table's forms on one partition; of 1F1B also the filled one."""
+    again = problem.recompute.flags(partition.num_stages)
+    costs = StageCosts.of(problem.profile, partition, again)
+    for name, rows, table in forms:
+        evaluation = evaluate(table, costs, links)
+        if evaluation.done == len(table.items):
+            full = f"{name}/{how}"
+            plan = partial(_plan, partition, place, rows, again, full)
+            yield Outcome(full, plan, place.replicated, evaluation)
+    if forms[0].name == "1f1b":
+        halves = _plan(partition, place, forms[1].rows, again, f"1f1b-fill/{how}")
+        filled = fill(halves, problem)
+        yield Outcome(filled.name, lambda: filled, False, measure(filled, problem))
+
+
+def _plan(
+    partition: Partition,
+    place: Placement,
+    rows: Callable[[], Schedule],
+    again: tuple[bool, ...],
+    name: str,
+) -> Plan:
+    return Plan(partition, place, rows(), again, name)
 
 
 def _chunk_counts(problem: Problem, family) -> list[int | None]:
@@ -87,7 +217,7 @@ def _chunk_counts(problem: Problem, family) -> list[int | None]:
     return [c for c in sorted(wanted) if least <= c <= min(per_rank, most or math.inf)]
 
 
-def summary(measured: list[Measured], problem: Problem) -> tuple[dict[str, float], tuple[str, ...]]:
+def summary(measured: list[Outcome], problem: Problem) -> tuple[dict[str, float], tuple[str, ...]]:
     """Returns the makespans that results are compared with, by name; only plans that fit. And
     the names behind which a plan stands that holds stages on two ranks.
 
@@ -99,9 +229,9 @@ def summary(measured: list[Measured], problem: Problem) -> tuple[dict[str, float
     def best(keep: Callable[[str], bool]) -> tuple[float, bool] | None:
         return min(
             (
-                (evaluation.makespan_s, plan.placement.replicated)
-                for name, plan, evaluation in measured
-                if keep(name) and fits(evaluation, problem)
+                (outcome.evaluation.makespan_s, outcome.replicated)
+                for outcome in measured
+                if keep(outcome.name) and fits(outcome.evaluation, problem)
             ),
             default=None,
         )

@@ -16,7 +16,7 @@ from octojax.ir.profile import LayerCost, Machine, Profile
 from octojax.schedules import generate
 from octojax.simulate import simulate
 from octojax.tune.baseline import Baseline
-from octojax.tune.baselines import Measured, published, summary
+from octojax.tune.baselines import Outcome, outcomes, summary
 from octojax.tune.beginnings import candidates_of, constraints_of
 from octojax.tune.best import search_best, starts_for
 from octojax.tune.bound import LowerBound, lower_bound
@@ -24,7 +24,7 @@ from octojax.tune.candidate import is_possible
 from octojax.tune.exact import is_small, solve
 from octojax.tune.fixed_table import search_partition
 from octojax.tune.initial import Start
-from octojax.tune.measure import fits, measure
+from octojax.tune.measure import fits
 from octojax.tune.memory import explain_lack
 from octojax.tune.named_baselines import baselines_of, by_name, names_of
 from octojax.tune.problem import Problem
@@ -110,7 +110,7 @@ def tune(
             warm_up_exact()
     search = Search(problem, Limits(seconds, iterations, target_gap), bound, progress)
     search.constraints = constraints_of(begun, problem, wanted)
-    known: list[Measured] = []
+    known: list[Outcome] = []
     base: list[Baseline] = []
     ways: list[Baseline] = []
     try:
@@ -124,18 +124,16 @@ def tune(
                 base.extend(baselines_of(problem, ("1f1b",)))
             search.begun = search.clock()
         else:
-            for measured in published(problem, lambda: search.time_share > BASELINES_SHARE):
-                known.append(measured)
-        known += [
-            (row.key, row.plan, measure(row.plan, problem))
-            for row in (*base, *ways)
-            if row.plan is not None
-        ]
+            for outcome in outcomes(problem, enough=lambda: search.time_share > BASELINES_SHARE):
+                known.append(outcome)
         if method == "best" and wanted == frozenset(PHASES):
-            for _, plan, evaluation in sorted(known, key=lambda k: k[2].makespan_s):
-                if fits(evaluation, problem) and (replicated or not plan.placement.replicated):
-                    search.offer(plan, "schedule", evaluation)
+            for outcome in sorted(known, key=lambda k: k.evaluation.makespan_s):
+                if fits(outcome.evaluation, problem) and (replicated or not outcome.replicated):
+                    search.offer(outcome.plan(), "schedule", outcome.evaluation)
                     break
+            for row in (*base, *ways):
+                if row.plan is not None and row.fits:
+                    search.offer(row.plan, "schedule")
         if begun is not None and begun.plan is not None and wanted == {"partition"}:
             search_partition(search, begun.plan, seed)
         else:
