@@ -29,7 +29,7 @@ class Step:
     `live_bytes` cross a cut after it, `made_bytes` are its own results. `reads_params` says
     whether it reads values made of parameters alone, `begins` whether it looks like the start
     of a layer (a norm), so that it never closes the layer before it. After a step that is
-    `joined` to the next there is no border: both do the same, in two passes of one model.
+    `inseparable` from the next there is no border: both do the same, in two passes of one model.
     """
 
     live_bytes: int
@@ -40,7 +40,7 @@ class Step:
     embeds: bool = False
     begins: bool = False
     marked: bool = False
-    joined: bool = False
+    inseparable: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _marks(steps: Sequence[Step]) -> set[int]:
     return {
         p
         for p in range(last)
-        if steps[p].marked and not steps[p + 1].marked and not steps[p].joined
+        if steps[p].marked and not steps[p + 1].marked and not steps[p].inseparable
     }
 
 
@@ -97,7 +97,7 @@ def _candidates(steps: Sequence[Step]) -> list[int]:
         _narrowest(steps, start, stop)
         for start, stop in pairwise(heavy)
         if not any(step.marked for step in steps[start:stop])
-        and not all(step.joined for step in steps[start:stop])
+        and not all(step.inseparable for step in steps[start:stop])
     ]
 
 
@@ -107,12 +107,12 @@ def _narrowest(steps: Sequence[Step], start: int, stop: int) -> int:
     Then on over whatever reads no parameters: a bias and an activation function stay with
     their matrix, a norm goes with the layer that it feeds.
     """
-    free = [p for p in range(start, stop) if not steps[p].joined]
+    free = [p for p in range(start, stop) if not steps[p].inseparable]
     least = min(steps[p].live_bytes for p in free) * TOLERANCE
     position = next(p for p in free if steps[p].live_bytes <= least)
     run = True  # unbroken so far
     for p in range(position + 1, stop):
-        narrow = steps[p].live_bytes <= least and not steps[p].joined
+        narrow = steps[p].live_bytes <= least and not steps[p].inseparable
         run = run and narrow
         if steps[p].begins or (steps[p].reads_params and not run):
             break
@@ -132,25 +132,25 @@ def _visible(
     `ends` are the widths of positions that count as ends of the segment.
     """
     inner = _within(candidates, segment)
-    found: set[int] = set()
+    visible: set[int] = set()
     for order, end in ((inner, segment.start - 1), (inner[::-1], segment.stop - 1)):
         least = ends.get(end, math.inf)
         for p in order:
             least = min(least, steps[p].live_bytes)
             if steps[p].live_bytes <= least * TOLERANCE:
-                found.add(p)
-    return found
+                visible.add(p)
+    return visible
 
 
 def _between_embeddings(steps: Sequence[Step], borders: set[int], marks: set[int]) -> set[int]:
     """Returns borders between look-ups with no other heavy step near: one embedding layer."""
-    found: set[int] = set()
+    inner: set[int] = set()
     segments = _segments(len(steps), borders)
     for left, right in pairwise(segments):
         both = [x for x in steps[left.start : right.stop] if x.heavy]
         if both and all(x.embeds for x in both):
-            found.add(right.start - 1)
-    return found - marks
+            inner.add(right.start - 1)
+    return inner - marks
 
 
 def _cut_large(steps: Sequence[Step], candidates: Sequence[int], borders: set[int]) -> set[int]:
@@ -163,9 +163,9 @@ def _cut_large(steps: Sequence[Step], candidates: Sequence[int], borders: set[in
         work = sum(x.work for x in inside)
         if not any(weighty >= count and work >= share * total for share, count in LARGE):
             continue
-        found = _visible(steps, candidates, segment)
-        borders = borders | found
-        if found:
+        visible = _visible(steps, candidates, segment)
+        borders = borders | visible
+        if visible:
             queue += [x for x in _segments(len(steps), borders) if _inside(x, segment)]
     return borders
 

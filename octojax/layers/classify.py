@@ -10,7 +10,7 @@ where they are used.
 """
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from jax.extend.core import JaxprEqn, Literal, Var
 
@@ -35,44 +35,57 @@ Classes = Mapping[Var, Depends]
 
 
 def of(classes: Classes, atom: Atom) -> Depends:
-    """What one atom depends on; literals and constants on nothing."""
+    """Returns what one atom depends on; literals and constants on nothing."""
     return Depends.NOTHING if isinstance(atom, Literal) else classes.get(atom, Depends.NOTHING)
 
 
-def joined(classes: Classes, atoms: Iterable[Atom]) -> Depends:
-    """What a value computed from all of these depends on."""
-    found = Depends.NOTHING
+def union(classes: Classes, atoms: Iterable[Atom]) -> Depends:
+    """Returns what a value computed from all of these depends on."""
+    depends = Depends.NOTHING
     for atom in atoms:
-        found |= of(classes, atom)
-    return found
+        depends |= of(classes, atom)
+    return depends
 
 
 def classify(eqns: Iterable[JaxprEqn], sources: Classes) -> dict[Var, Depends]:
-    """What every value of these equations depends on, given the sources.
+    """Returns what every value of these equations depends on, from what the sources do.
 
     What an equation with a side effect makes counts as an activation: it runs once.
     """
     classes = dict(sources)
     for eqn in eqns:
-        depends = joined(classes, eqn.invars)
+        depends = union(classes, eqn.invars)
         if eqn.effects:
             depends |= Depends.PARAM | Depends.BATCH
         classes.update((var, depends) for var in eqn.outvars)
     return classes
 
 
+def activations(eqns: Sequence[JaxprEqn], depends: Classes) -> tuple[int, ...]:
+    """Returns the equations that make activations or have an effect, by position."""
+    return tuple(
+        at for at, eqn in enumerate(eqns) if eqn.effects or union(depends, eqn.invars).is_activation
+    )
+
+
+def side_inputs(eqns: Iterable[JaxprEqn], depends: Classes) -> list[Var]:
+    """Returns what the equations read besides activations, as often as they read it."""
+    operands = (v for eqn in eqns for v in eqn.invars if isinstance(v, Var))
+    return [v for v in operands if not of(depends, v).is_activation]
+
+
 def sources(traced: TracedLoss, flat: FlatJaxpr) -> dict[Var, Depends]:
-    """What the inputs of the loss count as."""
+    """Returns what the inputs of the loss count as."""
     num_params, num_state = len(traced.params), len(traced.state)
-    found: dict[Var, Depends] = {}
+    classes: dict[Var, Depends] = {}
     for index, var in enumerate(flat.invars):
         if index < num_params:
-            found[var] = Depends.PARAM
+            classes[var] = Depends.PARAM
         elif index < num_params + num_state:
-            found[var] = _state_class(var, read_only=is_read_only(traced, index - num_params))
+            classes[var] = _state_class(var, read_only=is_read_only(traced, index - num_params))
         else:
-            found[var] = Depends.BATCH
-    return found
+            classes[var] = Depends.BATCH
+    return classes
 
 
 def is_read_only(traced: TracedLoss, leaf: int) -> bool:

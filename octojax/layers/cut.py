@@ -91,7 +91,7 @@ def cut_stages(
 def _owners(
     layered: LayeredLoss, partition: Partition, ranks: Sequence[int] | None
 ) -> Callable[[int], int | None]:
-    """Which rank (or stage) owns a parameter unit: that of the first stage that reads it."""
+    """Returns the rank (or stage) owning a parameter unit: that of the first stage to read it."""
     first: dict[int, int] = {}
     for stage in range(partition.num_stages if layered.traced.terms else 0):
         for ref in _reads(layered, _steps(layered, partition, stage)):
@@ -101,20 +101,20 @@ def _owners(
 
 
 def _check_size(layered: LayeredLoss, partition: Partition) -> None:
-    found = layered.graph.num_layers
-    if partition.num_layers == found:
+    num_layers = layered.graph.num_layers
+    if partition.num_layers == num_layers:
         return
-    shortage = partition.num_stages > found
+    shortage = partition.num_stages > num_layers
     remedy = (
         "Use fewer stages, mark more borders with octopipe.boundary, or ask for finer layers "
         "with find_layers(traced, min_layers=...)"
         if shortage
-        else f"Give a partition of {found} layers"
+        else f"Give a partition of {num_layers} layers"
     )
     names = ", ".join(layer.name for layer in layered.graph.layers[:12])
     raise CutError(
         f"partition [{partition}] has {partition.num_layers} layers in {partition.num_stages} "
-        f"stages, the model has {found}: {names}{', ...' if found > 12 else ''}. {remedy}"
+        f"stages, the model has {num_layers}: {names}{', ...' if num_layers > 12 else ''}. {remedy}"
     )
 
 
@@ -125,7 +125,7 @@ def _steps(layered: LayeredLoss, partition: Partition, stage: int) -> Sequence[i
 
 
 def _alive_after(layered: LayeredLoss, partition: Partition, stage: int) -> tuple[Var, ...]:
-    """What the stage sends to the next."""
+    """Returns what the stage sends to the next."""
     if stage < 0 or stage == partition.num_stages - 1:
         return ()
     return layered.live[layered.bounds[partition.bounds[stage + 1]] - 1]
@@ -138,15 +138,15 @@ def _border(sent: Sequence[Var]) -> tuple[Border, ...]:
 def _sent(
     layered: LayeredLoss, partition: Partition, writers: Mapping[int, int]
 ) -> list[tuple[Var, ...]]:
-    """What each stage sends to the next: activations, and what only one stage may make."""
+    """Returns what each stage sends to the next: activations, and what only one may make."""
     stages = range(partition.num_stages)
     alive = [_alive_after(layered, partition, s) for s in stages]
-    wanted = []
+    missing = []
     for s in stages:
         ends = [value for _, value in _ends(layered, partition, s, writers)]
-        made = {*(alive[s - 1] if s else ()), *_made(layered, partition, s)}
-        wanted.append(_missing(layered, partition, s, ends, made))
-    shared = shared_values(layered, wanted)
+        available = {*(alive[s - 1] if s else ()), *_activations(layered, partition, s)}
+        missing.append(_missing(layered, partition, s, ends, available))
+    shared = shared_values(layered, missing)
     return [(*alive[s], *(v for v, where in shared.items() if s in where)) for s in stages]
 
 
@@ -159,14 +159,14 @@ def _writers(
     """
     home = _homes(layered, partition)
     readers = _readers(layered, partition)
-    found: dict[int, int] = {}
+    writers: dict[int, int] = {}
     for leaf, kind in enumerate(kinds):
         if kind is not StateKind.CARRIED:
             continue
         value = new_value(layered.traced, layered.normal, leaf)
-        made = home.get(value) if isinstance(value, Var) else None
-        found[leaf] = min(readers.get(leaf, {0})) if made is None else made
-    return found
+        stage = home.get(value) if isinstance(value, Var) else None
+        writers[leaf] = min(readers.get(leaf, {0})) if stage is None else stage
+    return writers
 
 
 def _homes(layered: LayeredLoss, partition: Partition) -> dict[Var, int]:
@@ -182,23 +182,18 @@ def _homes(layered: LayeredLoss, partition: Partition) -> dict[Var, int]:
 
 def _readers(layered: LayeredLoss, partition: Partition) -> dict[int, set[int]]:
     """Returns the stages whose activation equations read each state leaf."""
-    found: dict[int, set[int]] = {}
+    readers: dict[int, set[int]] = {}
     for stage in range(partition.num_stages):
         for ref in _reads(layered, _steps(layered, partition, stage)):
             if ref.role is Role.STATE:
-                found.setdefault(ref.index, set()).add(stage)
-    return found
+                readers.setdefault(ref.index, set()).add(stage)
+    return readers
 
 
 def _reads(layered: LayeredLoss, steps: Sequence[int]) -> Iterable[Ref]:
     normal = layered.normal
-    wanted = [
-        v
-        for at in steps
-        for v in normal.flat.eqns[at].invars
-        if isinstance(v, Var) and not classify.of(layered.depends, v).is_activation
-    ]
-    return [normal.inputs[var] for var in normal.recomputed(wanted, ())[1]]
+    operands = classify.side_inputs((normal.flat.eqns[at] for at in steps), layered.depends)
+    return [normal.inputs[var] for var in normal.recomputed(operands, ())[1]]
 
 
 def _stage(
@@ -209,24 +204,24 @@ def _stage(
     sent: Sequence[Sequence[Var]],
 ) -> ForwardStage:
     normal = layered.normal
-    given = sent[stage - 1] if stage else ()
+    inputs = sent[stage - 1] if stage else ()
     steps = set(_steps(layered, partition, stage))
     ends = [
         *((Ref(Role.OUTPUT, k), var) for k, var in enumerate(sent[stage])),
         *_ends(layered, partition, stage, writers),
     ]
-    made = {*given, *_made(layered, partition, stage)}
-    wanted = _missing(layered, partition, stage, [v for _, v in ends], made)
-    again, sources = normal.recomputed(wanted, made)
+    available = {*inputs, *_activations(layered, partition, stage)}
+    missing = _missing(layered, partition, stage, [v for _, v in ends], available)
+    again, sources = normal.recomputed(missing, available)
     sources.sort(key=lambda var: normal.inputs[var])
     eqns = [normal.flat.eqns[at] for at in sorted(steps | again)]
     reads = [normal.inputs[var] for var in sources]
-    reads += [Ref(Role.INPUT, k) for k in range(len(given))]
-    program = _program([*sources, *given], [v for _, v in ends], eqns, reads, [r for r, _ in ends])
+    reads += [Ref(Role.INPUT, k) for k in range(len(inputs))]
+    program = _program([*sources, *inputs], [v for _, v in ends], eqns, reads, [r for r, _ in ends])
     return ForwardStage(stage, program, tuple(partition.layers(stage)))
 
 
-def _made(layered: LayeredLoss, partition: Partition, stage: int) -> list[Var]:
+def _activations(layered: LayeredLoss, partition: Partition, stage: int) -> list[Var]:
     """Returns the activations that a stage makes."""
     eqns = layered.normal.flat.eqns
     return [var for at in _steps(layered, partition, stage) for var in eqns[at].outvars]
@@ -237,18 +232,18 @@ def _missing(
     partition: Partition,
     stage: int,
     ends: Iterable[compat.Atom],
-    made: Collection[Var],
+    available: Collection[Var],
 ) -> list[Var]:
-    """What a stage reads or returns and does not make in its steps."""
+    """Returns what a stage reads or returns and does not make in its steps."""
     eqns = layered.normal.flat.eqns
     read = (v for at in _steps(layered, partition, stage) for v in eqns[at].invars)
-    return [v for v in (*read, *ends) if isinstance(v, Var) and v not in made]
+    return [v for v in (*read, *ends) if isinstance(v, Var) and v not in available]
 
 
 def _ends(
     layered: LayeredLoss, partition: Partition, stage: int, writers: Mapping[int, int]
 ) -> list[tuple[Ref, compat.Atom]]:
-    """What a stage returns to the caller: results and new state."""
+    """Returns what a stage returns to the caller: results and new state."""
     return [
         *_emits(layered, partition, stage),
         *(
@@ -269,21 +264,21 @@ def _program(
     """Returns the program, without inputs that nothing reads."""
     used = {v for eqn in eqns for v in eqn.invars if isinstance(v, Var)}
     used |= {v for v in outvars if isinstance(v, Var)}
-    kept = [(var, ref) for var, ref in zip(invars, reads) if var in used]
-    jaxpr = compat.new_jaxpr([var for var, _ in kept], outvars, eqns)
-    return Program(Kind.FORWARD, jaxpr, tuple(ref for _, ref in kept), tuple(writes))
+    pairs = [(var, ref) for var, ref in zip(invars, reads) if var in used]
+    jaxpr = compat.new_jaxpr([var for var, _ in pairs], outvars, eqns)
+    return Program(Kind.FORWARD, jaxpr, tuple(ref for _, ref in pairs), tuple(writes))
 
 
 def _emits(layered: LayeredLoss, partition: Partition, stage: int) -> list[tuple[Ref, compat.Atom]]:
-    """What the stage returns: what it makes; the last also the loss and what needs no stage."""
+    """Returns the results of a stage; the last also has the loss and what needs no stage."""
     home = _homes(layered, partition)
     last = partition.num_stages - 1
-    found = []
+    emits = []
     for index, value in enumerate(layered.normal.flat.outvars[: layered.traced.num_emits]):
         where = last if index == 0 or isinstance(value, Literal) else home.get(value, last)
         if where == stage:
-            found.append((Ref(Role.EMIT, index), value))
-    return found
+            emits.append((Ref(Role.EMIT, index), value))
+    return emits
 
 
 def _check_state(

@@ -66,13 +66,13 @@ def _find(traced: TracedLoss, normal: NormalLoss, min_layers: int) -> LayeredLos
     depends = classify.classify(normal.flat.eqns, normal.depends)
     loss = normal.flat.outvars[0]
     _check(classify.of(depends, loss))
-    laid = side_by_side(normal, depends)
-    normal = laid.normal
-    walked = walk(normal.flat.eqns, depends, [loss], joined=laid.joined)
+    arrangement = side_by_side(normal, depends)
+    normal = arrangement.normal
+    walked = walk(normal.flat.eqns, depends, [loss], inseparable=arrangement.inseparable)
     borders = find_borders(walked.steps, min_layers)
     layers = _layers(normal, depends, walked, borders)
     return LayeredLoss(
-        traced, normal, depends, walked.chosen, borders, walked.live, LayerGraph(layers)
+        traced, normal, depends, walked.activations, borders, walked.live, LayerGraph(layers)
     )
 
 
@@ -91,8 +91,8 @@ def _layers(
     borders: Sequence[int],
 ) -> tuple[Layer, ...]:
     eqns = normal.flat.eqns
-    ends = [*(p + 1 for p in borders), len(walked.chosen)]
-    groups = [walked.chosen[start:stop] for start, stop in zip([0, *ends], ends)]
+    ends = [*(p + 1 for p in borders), len(walked.activations)]
+    groups = [walked.activations[start:stop] for start, stop in zip([0, *ends], ends)]
     reads = [units_read(normal, depends, group) for group in groups]
     named = name_layers(normal, depends, groups)
     return tuple(
@@ -111,10 +111,6 @@ def units_read(
     normal: NormalLoss, depends: Mapping[Var, Depends], group: Sequence[int]
 ) -> tuple[int, ...]:
     """Returns the parameter units that a group's equations read, through what they recompute."""
-    wanted = [
-        v
-        for at in group
-        for v in normal.flat.eqns[at].invars
-        if isinstance(v, Var) and not classify.of(depends, v).is_activation
-    ]
-    return normal.units_behind(wanted)
+    return normal.units_behind(
+        classify.side_inputs((normal.flat.eqns[at] for at in group), depends)
+    )

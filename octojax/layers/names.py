@@ -30,13 +30,8 @@ def _name(normal: NormalLoss, depends: Mapping[Var, Depends], group: Sequence[in
     eqns = [normal.flat.eqns[at] for at in group]
     heavy = [eqn for eqn in eqns if is_heavy(eqn) or eqn.primitive.name == "gather"]
     for some in (heavy, eqns):
-        wanted = [
-            v
-            for eqn in some
-            for v in eqn.invars
-            if isinstance(v, Var) and not classify.of(depends, v).is_activation
-        ]
-        paths = [normal.units[u].name for u in normal.units_behind(wanted)]
+        units = normal.units_behind(classify.side_inputs(some, depends))
+        paths = [normal.units[u].name for u in units]
         if paths:
             return common_path(paths) or _common_words(sorted({p.split(".")[0] for p in paths}))
     return eqns[-1].primitive.name
@@ -50,26 +45,26 @@ def _common_words(heads: Sequence[str]) -> str:
 
 def _unique(names: Sequence[str]) -> list[str]:
     """Returns the names, those that occur more than once with `/0`, `/1`, ... behind."""
-    seen: dict[str, int] = {}
-    found = []
+    counts: dict[str, int] = {}
+    unique = []
     for name in names:
-        number = seen.get(name, 0)
-        seen[name] = number + 1
-        found.append(f"{name}/{number}" if names.count(name) > 1 else name)
-    return found
+        number = counts.get(name, 0)
+        counts[name] = number + 1
+        unique.append(f"{name}/{number}" if names.count(name) > 1 else name)
+    return unique
 
 
 def _kinds(names: Sequence[str], prints: Sequence[str]) -> list[str]:
     stems = [_stem(name) for name in names]
-    found: list[str] = []
-    known: dict[str, list[str]] = {}
+    kinds: list[str] = []
+    shapes_of: dict[str, list[str]] = {}
     for stem, shape in zip(stems, prints):
-        shapes = known.setdefault(stem, [])
+        shapes = shapes_of.setdefault(stem, [])
         if shape not in shapes:
             shapes.append(shape)
         at = shapes.index(shape)
-        found.append(stem if at == 0 else f"{stem}-{at + 1}")
-    return found
+        kinds.append(stem if at == 0 else f"{stem}-{at + 1}")
+    return kinds
 
 
 def _stem(name: str) -> str:

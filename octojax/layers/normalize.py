@@ -53,28 +53,28 @@ class NormalLoss:
         return {v: at for at, eqn in enumerate(self.flat.eqns) for v in eqn.outvars}
 
     def recomputed(
-        self, wanted: Iterable[Var], given: Collection[Var]
+        self, targets: Iterable[Var], available: Collection[Var]
     ) -> tuple[set[int], list[Var]]:
         """Returns the equations and inputs that `targets` take, where `available` are at hand."""
         eqns: set[int] = set()
-        found: dict[Var, None] = {}
-        stack = list(wanted)
+        sources: dict[Var, None] = {}
+        stack = list(targets)
         while stack:
             var = stack.pop()
-            if var in given:
+            if var in available:
                 continue
             if var in self.inputs:
-                found[var] = None
+                sources[var] = None
                 continue
             at = self.makers[var]
             if at not in eqns:
                 eqns.add(at)
                 stack += [x for x in self.flat.eqns[at].invars if isinstance(x, Var)]
-        return eqns, list(found)
+        return eqns, list(sources)
 
-    def units_behind(self, wanted: Iterable[Var], given: Collection[Var] = ()) -> tuple[int, ...]:
-        """Returns the parameter units that the wanted values are made of, ascending."""
-        refs = (self.inputs[var] for var in self.recomputed(wanted, given)[1])
+    def units_behind(self, targets: Iterable[Var]) -> tuple[int, ...]:
+        """Returns the parameter units that the targets are made of, ascending."""
+        refs = (self.inputs[var] for var in self.recomputed(targets, ())[1])
         return tuple(sorted(ref.index for ref in refs if ref.role is Role.PARAM))
 
 
@@ -92,7 +92,7 @@ def _name_inputs(traced: TracedLoss, flat: FlatJaxpr, depends: Mapping[Var, Depe
     A leaf of which each row is read on its own, and nothing else, becomes one unit per row.
     """
     flat, state, inputs = _name_state(traced, flat, depends)
-    found = dict.fromkeys(inputs, Depends.STATE) | dict(depends)
+    classes = dict.fromkeys(inputs, Depends.STATE) | dict(depends)
     num_params, num_state = len(traced.params), len(traced.state)
     state_end = num_params + num_state
     leaves: list[tuple[Var, int, str, bool]] = []
@@ -115,8 +115,8 @@ def _name_inputs(traced: TracedLoss, flat: FlatJaxpr, depends: Mapping[Var, Depe
             title = name if index is None else _row_name(name, prefixes[name], index)
             units.append(ParamUnit(leaf, index, title, trainable))
             avals.append(var.aval)
-            found[var] = depends.get(whole, Depends.NOTHING)
-    return NormalLoss(flat, inputs, found, tuple(units), tuple(avals), state)
+            classes[var] = depends.get(whole, Depends.NOTHING)
+    return NormalLoss(flat, inputs, classes, tuple(units), tuple(avals), state)
 
 
 def _name_state(
@@ -126,12 +126,12 @@ def _name_state(
 
     Counters stay whole: every rank has them.
     """
-    made = classify.classify(flat.eqns, depends)
+    classes = classify.classify(flat.eqns, depends)
     variables = flat.invars[len(traced.params) :][: len(traced.state)]
     mutable = [leaf for leaf in range(len(traced.state)) if not classify.is_read_only(traced, leaf)]
     ends = {k: traced.num_emits + k for k in mutable}
-    written = [k for k in mutable if classify.of(made, flat.outvars[ends[k]]) & ~Depends.STATE]
-    flat, rows = split_carried(flat, [(variables[k], ends[k]) for k in written])
+    carried = [k for k in mutable if classify.of(classes, flat.outvars[ends[k]]) & ~Depends.STATE]
+    flat, rows = split_carried(flat, [(variables[k], ends[k]) for k in carried])
     names = traced.state.names
     prefixes = _stack_prefixes(
         {names[k]: len(rows[variables[k]]) for k in mutable if variables[k] in rows}
@@ -149,7 +149,7 @@ def _name_state(
 
 
 def _stack_prefixes(rows: Mapping[str, int]) -> dict[str, str]:
-    """For each stacked leaf, the path that it shares with the other stacks of as many rows."""
+    """Returns, per stacked leaf, the path that it shares with the other stacks of as many rows."""
     return {
         name: common_path([x for x, n in rows.items() if n == count], whole=True)
         for name, count in rows.items()

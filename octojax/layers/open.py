@@ -119,7 +119,7 @@ def _is_map_of_layers(eqn: JaxprEqn, depends: Classes) -> bool:
 
 
 def count_layers(eqn: JaxprEqn, depends: Classes, weighty: bool = False) -> int:
-    """How many layers the body of a call or scan would come apart into.
+    """Returns how many layers the body of a call or scan would come apart into.
 
     `weighty`: of these, how many have an equation that is heavy and reads weights.
     """
@@ -127,9 +127,9 @@ def count_layers(eqn: JaxprEqn, depends: Classes, weighty: bool = False) -> int:
     inside = {v: classify.of(depends, x) for v, x in zip(body.invars, eqn.invars)}
     body = open_layers(body, inside, Remat.LARGE) if _has_stack(body) else body
     inside = classify.classify(body.eqns, inside)
-    given = [v for v in body.invars if classify.of(inside, v).is_activation]
-    before = sum(compat.num_bytes(aval_of(v)) for v in given)
-    walked = walk(body.eqns, inside, body.outvars, given)
+    activations = [v for v in body.invars if classify.of(inside, v).is_activation]
+    before = sum(compat.num_bytes(aval_of(v)) for v in activations)
+    walked = walk(body.eqns, inside, body.outvars, activations)
     borders = find_borders(walked.steps, before=before)
     if not weighty:
         return 1 + len(borders)
@@ -163,17 +163,17 @@ def is_layer_stack(eqn: JaxprEqn, depends: Classes) -> bool:
 def _scan_classes(
     body: FlatJaxpr, outside: Sequence[Depends], num_carry: int, num_consts: int
 ) -> dict[Var, Depends]:
-    """What the values of a scan body depend on, over all iterations."""
-    found = list(outside)
+    """Returns what the values of a scan body depend on, over all iterations."""
+    classes = list(outside)
     while True:
-        inside = classify.classify(body.eqns, dict(zip(body.invars, found)))
+        inside = classify.classify(body.eqns, dict(zip(body.invars, classes)))
         carried = [classify.of(inside, x) for x in body.outvars[:num_carry]]
-        joined = list(found)
+        merged = list(classes)
         for k, depends in enumerate(carried):
-            joined[num_consts + k] |= depends
-        if joined == found:
+            merged[num_consts + k] |= depends
+        if merged == classes:
             return inside
-        found = joined
+        classes = merged
 
 
 def _reads_rows(body: FlatJaxpr, inside: Classes, rows: set[Var]) -> bool:
@@ -183,7 +183,7 @@ def _reads_rows(body: FlatJaxpr, inside: Classes, rows: set[Var]) -> bool:
         mine = [x for x in eqn.invars if isinstance(x, Var) and x in from_rows]
         if mine and (is_heavy(eqn) or eqn.primitive.name == "gather"):
             return True
-        if mine and classify.joined(inside, eqn.invars) == Depends.PARAM:
+        if mine and classify.union(inside, eqn.invars) == Depends.PARAM:
             from_rows.update(eqn.outvars)
     return False
 
@@ -194,8 +194,8 @@ def _indexes(body: FlatJaxpr, inside: Classes, consts: set[Var], length: int) ->
         if eqn.primitive.name != "dynamic_slice":
             continue
         stack, *starts = eqn.invars
-        known = all(isinstance(x, Literal) or inside[x] == Depends.NOTHING for x in starts)
+        static = all(isinstance(x, Literal) or inside[x] == Depends.NOTHING for x in starts)
         rows = getattr(aval_of(stack), "shape", (0,))[0]
-        if stack in consts and known and rows >= length and eqn.params["slice_sizes"][0] == 1:
+        if stack in consts and static and rows >= length and eqn.params["slice_sizes"][0] == 1:
             return True
     return False

@@ -25,46 +25,46 @@ from octojax.layers.find import LayeredLoss
 
 
 def shared_values(
-    layered: LayeredLoss, wanted_by_stage: Sequence[Collection[Var]]
+    layered: LayeredLoss, reads_by_stage: Sequence[Collection[Var]]
 ) -> Mapping[Var, range]:
     """Returns the stages that send each such value on: its first reader to the last but one.
 
-    `wanted_by_stage` are the values that a stage reads and that no stage sends as activations.
+    `reads_by_stage` are the values that a stage reads and that no stage sends as activations.
     """
     normal = layered.normal
     eqns = normal.flat.eqns
     ruled = [at for at in range(len(eqns)) if _is_ruled(layered, at)]
-    made = {v for at in ruled for v in eqns[at].outvars}
-    if not made:
+    values = {v for at in ruled for v in eqns[at].outvars}
+    if not values:
         return {}
-    readers: dict[Var, set[int]] = {v: set() for v in made}
+    readers: dict[Var, set[int]] = {v: set() for v in values}
 
-    def read(stage: int, wanted: Collection[Var]) -> None:
-        reached = normal.recomputed([v for v in wanted if v not in made], made)[0]
-        inner = {v for at in reached for v in eqns[at].invars if v in made}
-        for v in inner | (made & set(wanted)):
+    def read(stage: int, operands: Collection[Var]) -> None:
+        reached = normal.recomputed([v for v in operands if v not in values], values)[0]
+        inner = {v for at in reached for v in eqns[at].invars if v in values}
+        for v in inner | (values & set(operands)):
             readers[v].add(stage)
 
-    for stage, wanted in enumerate(wanted_by_stage):
-        read(stage, wanted)
+    for stage, operands in enumerate(reads_by_stage):
+        read(stage, operands)
     for at in reversed(ruled):  # what one rule makes of another's value is made where it is read
         stages = set().union(*(readers[v] for v in eqns[at].outvars))
         if stages:
             read(min(stages), [v for v in eqns[at].invars if isinstance(v, Var)])
-    found: dict[Var, range] = {}
+    senders: dict[Var, range] = {}
     for at in ruled:
         stages = set().union(*(readers[v] for v in eqns[at].outvars))
         for v in eqns[at].outvars:
             if readers[v] and max(readers[v]) > min(stages):
-                found[v] = range(min(stages), max(readers[v]))
-    return found
+                senders[v] = range(min(stages), max(readers[v]))
+    return senders
 
 
 def _is_ruled(layered: LayeredLoss, at: int) -> bool:
     """Whether an equation applies a rule that is not linear to trained parameters alone."""
     normal = layered.normal
     eqn = normal.flat.eqns[at]
-    if classify.joined(layered.depends, eqn.invars) != Depends.PARAM or not holds(eqn, _is_custom):
+    if classify.union(layered.depends, eqn.invars) != Depends.PARAM or not holds(eqn, _is_custom):
         return False
     units = normal.units_behind([v for v in eqn.invars if isinstance(v, Var)])
     return any(normal.units[u].trainable for u in units) and not _pulls_linearly(eqn)

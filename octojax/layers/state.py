@@ -59,13 +59,13 @@ def state_kinds(traced: TracedLoss, normal: NormalLoss) -> tuple[StateKind, ...]
     A leaf is a counter if its new value comes from read-only state, constants and counters.
     """
     sources = [_sources(traced, normal, leaf) for leaf in range(len(normal.state))]
-    fixed = {leaf for leaf, found in enumerate(sources) if found is None}
+    fixed = {leaf for leaf, refs in enumerate(sources) if refs is None}
     counters = set(range(len(sources))) - fixed
     while True:
-        kept = {leaf for leaf in counters if _advances(traced, normal, sources[leaf], counters)}
-        if kept == counters:
+        still = {leaf for leaf in counters if _advances(traced, normal, sources[leaf], counters)}
+        if still == counters:
             break
-        counters = kept
+        counters = still
     return tuple(
         StateKind.READ_ONLY
         if leaf in fixed
@@ -96,8 +96,8 @@ def _sources(traced: TracedLoss, normal: NormalLoss, leaf: int) -> list[Ref] | N
     if is_read_only(traced, normal.state[leaf].leaf):
         return None
     value = new_value(traced, normal, leaf)
-    wanted = [value] if isinstance(value, Var) else []
-    return [normal.inputs[var] for var in normal.recomputed(wanted, ())[1]]
+    targets = [value] if isinstance(value, Var) else []
+    return [normal.inputs[var] for var in normal.recomputed(targets, ())[1]]
 
 
 def _advances(

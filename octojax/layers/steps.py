@@ -15,11 +15,11 @@ from octojax.layers.classify import Classes, Depends
 
 @dataclass(frozen=True)
 class Walk:
-    """`chosen[k]` is the index of the k-th activation equation, `live[k]` the values made so
-    far by these and still read later, `steps[k]` its figures.
+    """`activations[k]` is the index of the k-th activation equation, `live[k]` the values that are
+    read after it, `steps[k]` its figures.
     """
 
-    chosen: tuple[int, ...]
+    activations: tuple[int, ...]
     live: tuple[tuple[Var, ...], ...]
     steps: tuple[Step, ...]
 
@@ -28,41 +28,39 @@ def walk(
     eqns: Sequence[JaxprEqn],
     depends: Classes,
     ends: Iterable[compat.Atom],
-    given: Sequence[Var] = (),
-    joined: Collection[int] = (),
+    inputs: Sequence[Var] = (),
+    inseparable: Collection[int] = (),
 ) -> Walk:
     """Returns the walk over equations of which `ends` are read at the very end.
 
-    `given` are activations that are alive before the first equation, `joined` the equations
+    `inputs` are activations alive before the first equation, `inseparable` the equations
     after which there is no cut.
     """
-    chosen = tuple(
-        at
-        for at, eqn in enumerate(eqns)
-        if eqn.effects or classify.joined(depends, eqn.invars).is_activation
+    activations = classify.activations(eqns, depends)
+    live = _live([eqns[at] for at in activations], ends, inputs)
+    steps = tuple(
+        _step(eqns[at], depends, alive, at in inseparable) for at, alive in zip(activations, live)
     )
-    live = _live([eqns[at] for at in chosen], ends, given)
-    steps = tuple(_step(eqns[at], depends, alive, at in joined) for at, alive in zip(chosen, live))
-    return Walk(chosen, live, steps)
+    return Walk(activations, live, steps)
 
 
 def _live(
-    eqns: Sequence[JaxprEqn], ends: Iterable[compat.Atom], given: Sequence[Var]
+    eqns: Sequence[JaxprEqn], ends: Iterable[compat.Atom], inputs: Sequence[Var]
 ) -> tuple[tuple[Var, ...], ...]:
     last_use: dict[Var, int] = {}
     for k, eqn in enumerate(eqns):
         last_use.update((v, k) for v in eqn.invars if isinstance(v, Var))
     last_use.update((v, len(eqns)) for v in ends if isinstance(v, Var))
-    alive: dict[Var, None] = dict.fromkeys(given)
-    found = []
+    alive: dict[Var, None] = dict.fromkeys(inputs)
+    live = []
     for k, eqn in enumerate(eqns):
         alive.update((v, None) for v in eqn.outvars)
         alive = {v: None for v in alive if last_use.get(v, -1) > k}
-        found.append(tuple(alive))
-    return tuple(found)
+        live.append(tuple(alive))
+    return tuple(live)
 
 
-def _step(eqn: JaxprEqn, depends: Classes, alive: tuple[Var, ...], joined: bool) -> Step:
+def _step(eqn: JaxprEqn, depends: Classes, alive: tuple[Var, ...], inseparable: bool) -> Step:
     from_params = [classify.of(depends, x) == Depends.PARAM for x in eqn.invars]
     name = eqn.primitive.name
     embeds = name == "gather" and from_params[0]
@@ -75,5 +73,5 @@ def _step(eqn: JaxprEqn, depends: Classes, alive: tuple[Var, ...], joined: bool)
         embeds=embeds,
         begins=name.startswith("reduce") or (any(from_params) and any(sub_jaxprs(eqn))),
         marked=name == "name" and eqn.params.get("name") == MARK,
-        joined=joined,
+        inseparable=inseparable,
     )

@@ -81,9 +81,9 @@ def _with_coupled(
             )
             names.update(zip(eqn.outvars, fresh.outvars, strict=True))
             eqns.append(fresh)
-            known = classify.joined(depends, fresh.invars)
-            runs = any(x is before for x in fresh.invars) or known.is_activation
-            kind = Depends.PARAM | Depends.BATCH if runs else known
+            union = classify.union(depends, fresh.invars)
+            runs = any(x is before for x in fresh.invars) or union.is_activation
+            kind = Depends.PARAM | Depends.BATCH if runs else union
             depends.update((v, kind) for v in fresh.outvars)
             if runs:
                 steps.append(len(eqns) - 1)
@@ -105,7 +105,7 @@ def _keep_alive(
     """Sends an activation on to the last stage, which reads it now."""
     if isinstance(atom, Literal):
         return
-    made = [k for k, at in enumerate(steps) if any(v is atom for v in eqns[at].outvars)]
-    for k in range(made[0], len(live)) if made else ():
+    positions = [k for k, at in enumerate(steps) if any(v is atom for v in eqns[at].outvars)]
+    for k in range(positions[0], len(live)) if positions else ():
         if atom not in live[k]:
             live[k] = (*live[k], atom)

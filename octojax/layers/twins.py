@@ -26,34 +26,30 @@ _SIZES = frozenset({"shape", "new_sizes", "slice_sizes", "limit_indices", "sizes
 
 
 @dataclass(frozen=True)
-class Laid:
-    """The loss in its new order. `joined` are activation equations that the next one is a twin of:
-    no cut may part them."""
+class Arrangement:
+    """The loss in its new order. `inseparable` are activation equations that the next one is a twin
+    of: no cut may part them."""
 
     normal: NormalLoss
-    joined: frozenset[int]
+    inseparable: frozenset[int]
 
 
-def side_by_side(normal: NormalLoss, depends: Classes) -> Laid:
+def side_by_side(normal: NormalLoss, depends: Classes) -> Arrangement:
     """Returns the loss with twins side by side; as it is where it has none."""
     eqns = normal.flat.eqns
-    active = [
-        at
-        for at, eqn in enumerate(eqns)
-        if eqn.effects or classify.joined(depends, eqn.invars).is_activation
-    ]
+    active = classify.activations(eqns, depends)
     place, twins = _places(normal, depends, active)
     if all(place[at] >= at for at in active):
-        return Laid(normal, frozenset())
+        return Arrangement(normal, frozenset())
     others = [at for at in range(len(eqns)) if at not in place]
     order = others + sorted(active, key=lambda at: (place[at], at))
-    joined = frozenset(
+    inseparable = frozenset(
         k
         for k, (a, b) in enumerate(pairwise(order))
         if a in place and b in twins and place[a] == place[b]
     )
     flat = replace(normal.flat, eqns=tuple(eqns[at] for at in order))
-    return Laid(replace(normal, flat=flat), joined)
+    return Arrangement(replace(normal, flat=flat), inseparable)
 
 
 def _places(
@@ -72,12 +68,12 @@ def _places(
     place: dict[int, float] = {}
     twins: set[int] = set()
     for at in active:
-        moved = [place[k] for k in operands[at] if place[k] < k]
+        shifts = [place[k] for k in operands[at] if place[k] < k]
         twin = first.setdefault(kinds[at], at) if at in shared else at
         if twin != at:
             place[at] = place[twin]
             twins.add(at)
-        elif moved and at in shared:
+        elif shifts and at in shared:
             place[at] = max(place[k] for k in operands[at])
         else:
             place[at] = at
@@ -108,10 +104,10 @@ def _shared(
 
 
 def _units(normal: NormalLoss, depends: Classes, eqn: JaxprEqn) -> tuple[int, ...]:
-    wanted = [
+    params = [
         v for v in eqn.invars if isinstance(v, Var) and classify.of(depends, v) == Depends.PARAM
     ]
-    return normal.units_behind(wanted) if wanted else ()
+    return normal.units_behind(params) if params else ()
 
 
 def _kinds(
@@ -127,20 +123,20 @@ def _kinds(
     """
     eqns = normal.flat.eqns
     numbers: dict[Any, int] = {}
-    known: dict[Var, Any] = {}  # of values made of parameters alone
+    weights: dict[Var, Any] = {}  # of values made of parameters alone
     for at, eqn in enumerate(eqns):
-        if at not in shared and classify.joined(depends, eqn.invars) == Depends.PARAM:
-            key = (_does(eqn), tuple(_weight(normal, known, x) for x in eqn.invars))
+        if at not in shared and classify.union(depends, eqn.invars) == Depends.PARAM:
+            key = (_does(eqn), tuple(_weight(normal, weights, x) for x in eqn.invars))
             number = numbers.setdefault(key, len(numbers))
-            known.update((v, (number, k)) for k, v in enumerate(eqn.outvars))
+            weights.update((v, (number, k)) for k, v in enumerate(eqn.outvars))
     kinds: dict[int, Any] = {}
-    seen: dict[Any, int] = {}
+    counts: dict[Any, int] = {}
 
     def operand(x: Any) -> Any:
         if isinstance(x, Var) and (at := makers.get(x)) is not None:
             return (kinds[at], eqns[at].outvars.index(x)) if at in shared else "outside"
         if isinstance(x, Literal) or classify.of(depends, x) == Depends.PARAM:
-            return _weight(normal, known, x)
+            return _weight(normal, weights, x)
         return "outside"
 
     for at in active:
@@ -152,8 +148,8 @@ def _kinds(
             len(numbers),
         )
         inputs = tuple(id(v) for v in eqn.invars if isinstance(v, Var) and v in makers)
-        again = seen.get((key, inputs), 0)
-        seen[key, inputs] = again + 1
+        again = counts.get((key, inputs), 0)
+        counts[key, inputs] = again + 1
         kinds[at] = (key, again if inputs else 0)
     return kinds
 
@@ -169,10 +165,10 @@ def _does(eqn: JaxprEqn) -> tuple[Any, ...]:
     return (eqn.primitive.name, () if bodies else tuple(plain))
 
 
-def _weight(normal: NormalLoss, known: Mapping[Var, Any], x: Any) -> Any:
+def _weight(normal: NormalLoss, weights: Mapping[Var, Any], x: Any) -> Any:
     if isinstance(x, Literal):
         return repr(x.val)
     ref = normal.inputs.get(x)
     if ref is not None and ref.role is Role.PARAM:
         return ref
-    return known.get(x, "outside")
+    return weights.get(x, "outside")

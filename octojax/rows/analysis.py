@@ -10,9 +10,10 @@ from jax.extend.core import JaxprEqn, Literal, Var
 
 from octojax import compat
 from octojax.compat import REMAT_NAMES, Atom
+from octojax.jaxprs.dataflow import reached_from
 from octojax.rows import rules
 from octojax.rows.pairs import Misaligned, Pair, Paired
-from octojax.rows.state import SAME, Group, Rows, joined
+from octojax.rows.state import SAME, Group, Rows, union
 
 
 @dataclass
@@ -68,16 +69,16 @@ class Analysis:
             states = [self._exchange(pair, k, s) for k, s in enumerate(states)]
         number = self.number(pair.micro)
         if pair.name == "scan":
-            found = self._scan(pair, states, number)
+            results = self._scan(pair, states, number)
         elif pair.name == "while":
-            found = self._while(pair, states, number)
+            results = self._while(pair, states, number)
         elif pair.name == "cond":
-            found = self._cond(pair, states, number)
+            results = self._cond(pair, states, number)
         elif pair.name == "shard_map":
-            found = self._shard_map(pair, states, number)
+            results = self._shard_map(pair, states, number)
         else:
-            found = self._wrapped_number(pair, states) or rules.apply(pair, states, number)
-        self.states.update(zip(pair.whole.outvars, found, strict=True))
+            results = self._wrapped_number(pair, states) or rules.apply(pair, states, number)
+        self.states.update(zip(pair.whole.outvars, results, strict=True))
 
     def _wrapped_number(self, pair: Pair, states: Sequence[Rows]) -> list[Rows] | None:
         """`i < 0 ? i + n : i` of row numbers i, as every indexing has it, is i."""
@@ -130,32 +131,32 @@ class Analysis:
 
     def _body(self, paired: Paired, inputs: Sequence[Rows]) -> "tuple[Analysis, list[Rows]]":
         inner = Analysis(paired, mixing=self.mixing, numbers=self.numbers, inside=True)
-        found = inner.run(inputs)
-        return inner, found
+        results = inner.run(inputs)
+        return inner, results
 
     def _fixpoint(
         self, paired: Paired, inputs: list[Rows], carry: slice, skip: Sequence[int] = ()
     ) -> "tuple[Analysis, list[Rows], list[Rows]]":
         """Returns the analysis of a loop's body once its carried states no longer change."""
         while True:
-            inner, found = self._body(paired, inputs)
+            inner, results = self._body(paired, inputs)
             before = inputs[carry]
             sources = [
                 old
                 if k in skip
                 else replace(old, params=old.params or new.params, draws=old.draws or new.draws)
-                for k, (old, new) in enumerate(zip(before, found, strict=False))
+                for k, (old, new) in enumerate(zip(before, results, strict=False))
             ]
             if sources != before:  # first: what the batch alone decides has other rules
                 inputs[carry] = sources
                 continue
             after = [
                 old if k in skip else join(old, new)
-                for k, (old, new) in enumerate(zip(before, found, strict=False))
+                for k, (old, new) in enumerate(zip(before, results, strict=False))
             ]
             if after == before:
                 self.exchanged.update(inner.exchanged)
-                return inner, inputs, found
+                return inner, inputs, results
             inputs[carry] = after
 
     def _scan(self, pair: Pair, states: Sequence[Rows], number: int) -> list[Rows]:
@@ -174,7 +175,7 @@ class Analysis:
             sliced = range(consts + num_carry, len(inputs)) if spread else ()
             for k in (*carried, *(k for k in sliced if not inputs[k].groups)):
                 inputs[k] = replace(inputs[k], turn=True, even=frozenset())
-        inner, inputs, found = self._fixpoint(paired, inputs, carry, tuple(sums))
+        inner, inputs, ends = self._fixpoint(paired, inputs, carry, tuple(sums))
         self.inner[id(pair.micro)] = [inner]
         results = []
         for k in range(num_carry):
@@ -182,19 +183,19 @@ class Analysis:
                 parts = [inner.state(a, paired.whole_of(a)) for a in sums[k]]
                 results.append(_accumulated(inputs[consts + k], parts, over_rows, number))
                 continue
-            state = found[k]
+            state = ends[k]
             mixes = state.each or (over_rows and changes[k])
             state = replace(state, turn=turns)
             results.append(rules.blamed(state, number) if mixes else state)
         outer = next((g.outer for r in rows for g in [r.scanned] if g and g.outer), 1)
-        for state in found[num_carry:]:
+        for state in ends[num_carry:]:
             state = _stacked(replace(state, turn=turns), over_rows, spread, outer)
             results.append(state)
         return [rules.checked(pair, k, s, number) for k, s in enumerate(results)]
 
     @staticmethod
     def _changes(paired: Paired, inside: int, out: int) -> bool:
-        """Whether an iteration hands on another value than it was given."""
+        """Whether an iteration hands on another value than came in."""
         return paired.whole.outvars[out] is not paired.whole.invars[inside]
 
     def _while(self, pair: Pair, states: Sequence[Rows], number: int) -> list[Rows]:
@@ -203,8 +204,8 @@ class Analysis:
         num_body = pair.micro.params["body_nconsts"]
         inputs = list(states[num_head:])
         carry = slice(num_body, None)
-        _, inputs, found = self._fixpoint(body, inputs, carry)
-        carried = [join(a, b) for a, b in zip(inputs[carry], found, strict=True)]
+        _, inputs, ends = self._fixpoint(body, inputs, carry)
+        carried = [join(a, b) for a, b in zip(inputs[carry], ends, strict=True)]
         _, (again,) = self._body(head, [*states[:num_head], *carried])
         depends = again.groups or again.lumped
         results = [rules.blamed(s, number) if depends else s for s in carried]
@@ -215,13 +216,13 @@ class Analysis:
         results: list[Rows] | None = None
         self.inner[id(pair.micro)] = inners = []
         for body in pair.bodies:
-            inner, found = self._body(body, operands)
+            inner, ends = self._body(body, operands)
             inners.append(inner)
             self.exchanged.update(inner.exchanged)
-            results = found if results is None else list(map(join, results, found))
+            results = ends if results is None else list(map(join, results, ends))
         final = []
         for k, state in enumerate(results or []):
-            merged = joined([state, replace(index, own=False, size=False)])
+            merged = union([state, replace(index, own=False, size=False)])
             state = replace(
                 merged, groups=state.groups, added=state.added, own=state.own, join=state.join
             )
@@ -233,12 +234,12 @@ class Analysis:
     def _shard_map(self, pair: Pair, states: Sequence[Rows], number: int) -> list[Rows]:
         """Returns the states of a body that runs on parts of its operands: like its equations
         where every part has whole rows, and no sum over rows arises in it."""
-        inner, found = self._body(pair.bodies[0], states)
+        inner, results = self._body(pair.bodies[0], states)
         specs, mesh = pair.probe.params["in_specs"], pair.probe.params["mesh"]
         whole = not any(map(partial(_parts_rows, mesh), states, specs))
-        if not whole or inner.exchanged or any(s.lumped or s.inner for s in found):
+        if not whole or inner.exchanged or any(s.lumped or s.inner for s in results):
             return rules.apply(pair, states, number)
-        return [rules.checked(pair, k, s, number) for k, s in enumerate(found)]
+        return [rules.checked(pair, k, s, number) for k, s in enumerate(results)]
 
 
 def _parts_rows(mesh: Any, state: Rows, spec: Sequence[Any]) -> bool:
@@ -254,19 +255,20 @@ def _keeps(state: Rows) -> bool:
 
 
 def same_value(a: Literal, b: Literal) -> bool:
+    """Whether two literals hold the same numbers."""
     return bool(np.array_equal(np.asarray(a.val), np.asarray(b.val), equal_nan=True)) or (
         a.val is b.val
     )
 
 
 def join(a: Rows, b: Rows) -> Rows:
-    """What a value has to do with rows that may be either of two."""
+    """Returns what a value has to do with rows that may be either of two."""
     if a == b:
         return a
     groups = {g.dims: g for g in (*a.groups, *b.groups)}
     for state in (a, b):
         groups.update((g.dims, g) for g in state.groups if g.outer is not None)
-    both = joined([a, b])
+    both = union([a, b])
     both = replace(both, added=a.added or b.added, even=a.even & b.even)
     return both.with_groups(groups.values())
 
@@ -322,7 +324,7 @@ def _stacked(state: Rows, over_rows: bool, spread: bool, outer: int) -> Rows:
 
 def _accumulated(start: Rows, parts: Sequence[Rows], over_rows: bool, number: int) -> Rows:
     """Returns the state of a carried sum of what the iterations make."""
-    state = joined([start, *parts])
+    state = union([start, *parts])
     state = replace(state, each=False, own=any(p.own for p in parts))
     if any(p.groups for p in parts) or start.groups:
         return rules.blamed(join(state, start), number)
@@ -330,17 +332,17 @@ def _accumulated(start: Rows, parts: Sequence[Rows], over_rows: bool, number: in
 
 
 def accumulators(paired: Paired, carry: Any, consts: int) -> dict[int, list[Atom]]:
-    """Carried values of a loop that are only ever added to, and what is added (microbatch's)."""
+    """Returns carried values of a loop that are only added to, and what is added (microbatch's)."""
     flat = paired.micro
     makers = {v: eqn for eqn in flat.eqns for v in eqn.outvars}
     uses: dict[Var, int] = {}
     for atom in (*(x for eqn in flat.eqns for x in eqn.invars), *flat.outvars):
         if isinstance(atom, Var):
             uses[atom] = uses.get(atom, 0) + 1
-    found = {}
+    summands = {}
     for k in carry:
         start, atom, parts = flat.invars[consts + k], flat.outvars[k], []
-        reach = _reach(start, flat.eqns)
+        reach = reached_from(flat.eqns, [start])
         while isinstance(atom, Var) and atom is not start and uses.get(atom, 0) == 1:
             eqn = makers.get(atom)
             name = eqn.primitive.name if eqn is not None else ""
@@ -352,13 +354,5 @@ def accumulators(paired: Paired, carry: Any, consts: int) -> dict[int, list[Atom
             parts += [x for i, x in enumerate(eqn.invars) if i != sides[0]]
             atom = eqn.invars[sides[0]]
         if atom is start and uses.get(start, 0) == 1 and parts:
-            found[k] = parts
-    return found
-
-
-def _reach(start: Var, eqns: Sequence[JaxprEqn]) -> set[Var]:
-    reached = {start}
-    for eqn in eqns:
-        if any(isinstance(x, Var) and x in reached for x in eqn.invars):
-            reached.update(eqn.outvars)
-    return reached
+            summands[k] = parts
+    return summands

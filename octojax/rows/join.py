@@ -38,9 +38,9 @@ def natural(state: Rows, micro: Any, whole: Any) -> Join:
     """
     differ = [d for d, (a, b) in enumerate(zip(micro.shape, whole.shape)) if a != b]
     if differ:
-        known = [g for g in state.groups if differ[0] in g.dims and not g.partial]
-        outer = known[0].outer if known else 1
-        over = known[0].dims if known and len(known[0].dims) > 1 else ()
+        groups = [g for g in state.groups if differ[0] in g.dims and not g.partial]
+        outer = groups[0].outer if groups else 1
+        over = groups[0].dims if groups and len(groups[0].dims) > 1 else ()
         return Join("rows", differ[0], outer or 1, over)
     if state.join and not state.added:
         return Join(state.join)
@@ -66,11 +66,11 @@ def declared(rules: Any, names: Sequence[str]) -> dict[int, Join]:
         raise LossError(
             f"unknown rule(s) in aux=: {', '.join(unknown)}. Rules are {', '.join(RULES)}"
         )
-    found: dict[int, Join] = {}
+    joins: dict[int, Join] = {}
     idle = []
     for path, rule in sorted(table.items(), key=lambda item: len(item[0])):
         hits = [k for k, name in enumerate(names) if _begins(name.removeprefix("aux."), path)]
-        found.update((k, Join(rule)) for k in hits)
+        joins.update((k, Join(rule)) for k in hits)
         if not hits:
             idle.append(path)
     if idle:
@@ -78,15 +78,15 @@ def declared(rules: Any, names: Sequence[str]) -> dict[int, Join]:
             f"aux= names {', '.join(idle)}, which the loss does not return; its aux has "
             f"{', '.join(x.removeprefix('aux.') for x in names) or 'no leaves'}"
         )
-    return found
+    return joins
 
 
 def _paths(tree: Mapping[Any, Any], root: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    rules: dict[str, Any] = {}
     for key, value in tree.items():
         path = f"{root}.{key}" if root else str(key)
-        found |= _paths(value, path) if isinstance(value, Mapping) else {path: value}
-    return found
+        rules |= _paths(value, path) if isinstance(value, Mapping) else {path: value}
+    return rules
 
 
 def _begins(name: str, path: str) -> bool:

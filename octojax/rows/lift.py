@@ -18,7 +18,7 @@ from jax.extend.core import JaxprEqn, Literal, Var
 from octojax import compat
 from octojax.compat import REMAT_NAMES, Atom, aval_of
 from octojax.jaxprs.flat import Builder, read
-from octojax.jaxprs.fold import slice_static
+from octojax.jaxprs.rows import slice_row
 from octojax.rows.analysis import Analysis, accumulators, same_value
 from octojax.rows.pairs import Misaligned, Pair, Paired, shape
 from octojax.rows.rules import ELEMENTWISE, linear_operands
@@ -87,15 +87,15 @@ class Lift:
             for v, x in zip(paired.bodies[scope].invars, eqn.invars, strict=True)
         }
         self.stacks = _stacks(paired)
-        self.known: dict[Var, Parts] = {}
+        self.parts: dict[Var, Parts] = {}
         self.copies: dict[Var, Atom] = {}
 
     def __call__(self, micro: Atom, whole: Atom) -> Parts:
         if isinstance(micro, Literal):
             return self._lift(micro, whole)
-        if micro not in self.known:
-            self.known[micro] = self._lift(micro, whole)
-        return self.known[micro]
+        if micro not in self.parts:
+            self.parts[micro] = self._lift(micro, whole)
+        return self.parts[micro]
 
     def _lift(self, micro: Atom, whole: Atom) -> Parts:
         state = self.analysis.state(micro, whole)
@@ -219,7 +219,7 @@ class Lift:
         if sum(map(len, split)) < 2 or not any(t.params_only for terms in split for t in terms):
             return whole
         multiplied = pair.name in ("mul", "div")
-        found = []
+        result = []
         for k, terms in enumerate(split):
             for term in terms:
                 others = {
@@ -228,8 +228,8 @@ class Lift:
                 alone = [term.atom if i == k else None for i in range(len(ends))]
                 atom = self._again(pair, alone, others)
                 assert atom is not None
-                found.append(Term(atom, term.params_only))
-        return found
+                result.append(Term(atom, term.params_only))
+        return result
 
     def _is_stacked(self, atom: Atom, rows: int) -> bool:
         """Whether an array is made, row by row along axis 0, of parameters stacked over layers."""
@@ -247,13 +247,12 @@ class Lift:
         """Returns a sum over stacked parameters layer by layer: these have several owners."""
         stack = read(self.env, pair.micro.invars[0])
         assert isinstance(stack, Var)
-        found = []
+        sums = []
         for k in range(shape(stack)[0]):
-            starts, sizes = (k, *(0 for _ in shape(stack)[1:])), (1, *shape(stack)[1:])
-            row = slice_static(self.builder, stack, starts, sizes)
+            row = slice_row(self.builder, stack, k)
             aval = aval_of(pair.micro.outvars[0])
-            found.append(self.builder.append(jax.lax.reduce_sum_p, [row], pair.micro.params, aval))
-        return found
+            sums.append(self.builder.append(jax.lax.reduce_sum_p, [row], pair.micro.params, aval))
+        return sums
 
     # ------------------------------------------------------------------ calls and loops
 
@@ -294,7 +293,7 @@ class Lift:
         return Parts(own=value)
 
     def _start(self, pair: Pair, micro: Var) -> Atom | None:
-        """What a carried sum of a scan begins with; None for other results."""
+        """Returns what a carried sum of a scan begins with; None for other results."""
         if pair.name != "scan":
             return None
         consts, carry = compat.scan_counts(pair.micro.params)
@@ -335,16 +334,16 @@ class Lift:
             return ()
         ends = list(zip(pair.micro.invars, pair.whole.invars, strict=True))
         lumps = [k for k in linear if not Lift._strange(states[k])]
-        found = [self._factors(*ends[k], analysis) for k in lumps]
+        alternatives = [self._factors(*ends[k], analysis) for k in lumps]
         if pair.name in _SUMS:
             rest = [a for k, (a, _) in enumerate(ends) if k not in lumps]
             if pair.name == "select_n":
                 rest = [a for a in rest if a is not ends[0][0]]
             if not all(inner._is_zero(a) for a in rest):
                 raise _Unknown
-        if not found or any(not _equal(f, found[0]) for f in found):
+        if not alternatives or any(not _equal(f, alternatives[0]) for f in alternatives):
             raise _Unknown
-        factors = found[0]
+        factors = alternatives[0]
         for k, (a, b) in enumerate(ends):
             if k not in lumps and pair.name not in _SUMS and Lift._strange(states[k]):
                 if pair.name not in ("mul", "div"):
@@ -362,7 +361,7 @@ class Lift:
         self._check_operands(pair, at, analysis)
         if pair.name == "cond":
             ends = [(i, i.paired.micro.outvars[at]) for i in inners]
-            found = [
+            alternatives = [
                 self._factors(a, i.paired.whole_of(a), i)
                 for i, a in ends
                 if not (isinstance(a, Literal) and a.val == 0)
@@ -379,17 +378,17 @@ class Lift:
                 raise _Unknown
             if start and not self._is_zero(pair.micro.invars[consts + at]):
                 raise _Unknown
-            found = []
+            alternatives = []
             for atom in sums[at]:
                 other = inner.paired.whole_of(atom)
                 state = inner.state(atom, other)
                 if over_rows and not state.lumped and not state.partial:
-                    found.append(())
+                    alternatives.append(())
                 else:
-                    found.append(self._factors(atom, other, inner))
-        if not found or any(not _equal(f, found[0]) for f in found):
+                    alternatives.append(self._factors(atom, other, inner))
+        if not alternatives or any(not _equal(f, alternatives[0]) for f in alternatives):
             raise _Unknown
-        return found[0]
+        return alternatives[0]
 
     def _check_operands(self, pair: Pair, at: int, analysis: Analysis) -> None:
         """Raises `_Unknown` if sums that a loop reads have coefficients already."""
@@ -481,12 +480,12 @@ class Lift:
 def _stacks(paired: Paired) -> set[Var]:
     """Returns the inputs over whose rows a scan of the loss runs: layers' stacked parameters."""
     ends = dict(zip(paired.whole.invars, paired.micro.invars, strict=True))
-    found = set()
+    stacks = set()
     for eqn in paired.whole.eqns:
         if eqn.primitive.name == "scan":
             first = sum(compat.scan_counts(eqn.params))
-            found |= {ends[x] for x in eqn.invars[first:] if isinstance(x, Var) and x in ends}
-    return found
+            stacks |= {ends[x] for x in eqn.invars[first:] if isinstance(x, Var) and x in ends}
+    return stacks
 
 
 def _equal(a: Sequence[Factor], b: Sequence[Factor]) -> bool:

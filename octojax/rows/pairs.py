@@ -184,16 +184,16 @@ class _Walk:
 def _aligned(
     eqns: Sequence[JaxprEqn], probes: Sequence[JaxprEqn], far: int = 40
 ) -> list[JaxprEqn | None]:
-    """For each probe the equation that is the same for a single row, None where there is none.
+    """Returns for each probe the equation that is the same for a single row, or None.
 
     Of one row, JAX leaves out broadcasts, and squeezes what `einsum` contracts.
     """
-    found: list[JaxprEqn | None] = []
+    partners: list[JaxprEqn | None] = []
     i = 0
-    while len(found) < len(probes):
-        j = len(found)
+    while len(partners) < len(probes):
+        j = len(partners)
         if i < len(eqns) and _similar(eqns[i], probes[j]):
-            found.append(eqns[i])
+            partners.append(eqns[i])
             i += 1
             continue
         skips = ((d - k, k) for d in range(1, far) for k in range(d + 1))
@@ -201,11 +201,11 @@ def _aligned(
             here, there = eqns[i + a : i + a + 3], probes[j + b : j + b + 3]
             if here and len(here) == len(there) and all(map(_similar, here, there)):
                 i += a
-                found += [None] * b
+                partners += [None] * b
                 break
         else:
-            found.append(None)
-    return found
+            partners.append(None)
+    return partners
 
 
 def _similar(eqn: JaxprEqn, probe: JaxprEqn) -> bool:

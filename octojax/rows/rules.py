@@ -11,7 +11,7 @@ from math import prod
 from jax.extend.core import Literal
 
 from octojax.rows.pairs import Pair, shape
-from octojax.rows.state import Group, Rows, joined
+from octojax.rows.state import Group, Rows, union
 
 States = Sequence[Rows]
 
@@ -95,7 +95,7 @@ def _by_size(pair: Pair) -> bool:
 
 
 def _even(pair: Pair, output: int, states: States) -> frozenset[int]:
-    """Dimensions of a result along which all entries are known to be equal."""
+    """Returns dimensions of a result along which all entries are known to be equal."""
     size = pair.results(output)[1]
     params = pair.whole.params
     if pair.name == "iota":
@@ -108,15 +108,15 @@ def _even(pair: Pair, output: int, states: States) -> frozenset[int]:
     to = _kept_dims(pair)
     if to is None:
         return frozenset()
-    moved = {to[d] for d in states[0].even if d in to}
+    even = {to[d] for d in states[0].even if d in to}
     if pair.name == "broadcast_in_dim":
         before = pair.shapes(0)[1]
-        moved |= set(range(len(size))) - {to[d] for d in to if before[d] != 1}
-    return frozenset(moved)
+        even |= set(range(len(size))) - {to[d] for d in to if before[d] != 1}
+    return frozenset(even)
 
 
 def _kept_dims(pair: Pair) -> dict[int, int] | None:
-    """Which dimension of an operand is which of the result, of what only moves dimensions."""
+    """Returns which dimension of the result each of the operand is, where dimensions only move."""
     params, before = pair.whole.params, pair.shapes(0)[1] if pair.whole.invars else ()
     if pair.name == "broadcast_in_dim":
         return dict(enumerate(params["broadcast_dimensions"]))
@@ -142,7 +142,7 @@ def is_even(pair: Pair, operand: int, dim: int, state: Rows) -> bool:
 
 
 def _by_rule(pair: Pair, states: States, number: int) -> list[Rows]:
-    base = joined(states)
+    base = union(states)
     if any(s.lumped for s in states) and not any(s.groups or s.each for s in states):
         return _of_lumps(pair, states, base, number)
     if any(s.lumped for s in states):  # a sum over rows enters the values of each
@@ -155,8 +155,8 @@ def _by_rule(pair: Pair, states: States, number: int) -> list[Rows]:
         rule = _elementwise
     if rule is None:
         rule = _unknown
-    found = rule(pair, states, base, number)
-    results = list(found) if isinstance(found, list) else [found] * len(pair.probe.outvars)
+    outcome = rule(pair, states, base, number)
+    results = list(outcome) if isinstance(outcome, list) else [outcome] * len(pair.probe.outvars)
     return [checked(pair, k, state, number) for k, state in enumerate(results)]
 
 
@@ -179,8 +179,8 @@ def checked(pair: Pair, output: int, state: Rows, number: int) -> Rows:
     if lost and not (state.lumped or len(lost[0].dims) > 1):  # one row was broadcast to many
         state = state.with_groups(g for g in state.groups if g not in lost)
         state = blamed(state, number) if any(g.outer is not None for g in lost) else state
-    known = {d for g in state.groups for d in g.dims}
-    missing = [d for d in differ if d not in known]
+    group_dims = {d for g in state.groups for d in g.dims}
+    missing = [d for d in differ if d not in group_dims]
     if state.lumped and differ:  # a sum handed to each row
         if state.added:
             state = replace(state, blame=state.blame | {number}, inner=True)
@@ -193,16 +193,16 @@ def checked(pair: Pair, output: int, state: Rows, number: int) -> Rows:
 
 
 def _of_lumps(pair: Pair, states: States, base: Rows, number: int) -> list[Rows]:
-    """Results of operands without rows, some of which come from all rows.
+    """Returns results of operands without rows, some of which come from all rows.
 
-    Beside sums of what depends on parameters, what the batch alone decides is a coefficient.
+    Next to sums of what depends on parameters, what the batch alone decides is a coefficient.
     """
     if any(s.lumped and not s.fixed for s in states):
         states = [
             replace(s, added=False, own=False, size=False, blame=frozenset()) if s.fixed else s
             for s in states
         ]
-        base = joined(states)
+        base = union(states)
     added = any(s.added for s in states)
     if linear_operands(pair, states) is not None:
         state = replace(base, added=added)
@@ -220,8 +220,8 @@ def merged(pair: Pair, states: States, base: Rows, number: int) -> Rows:
     for state in states:
         for group in state.groups:
             if group.outer is None:
-                known = constant.get(group.dims, group)
-                same = known.blocks == group.blocks
+                previous = constant.get(group.dims, group)
+                same = previous.blocks == group.blocks
                 constant[group.dims] = group if same else replace(group, blocks=None)
                 continue
             clash |= real.get(group.dims, group) != group
@@ -264,20 +264,20 @@ def _zero(atom: object) -> bool:
     return isinstance(atom, Literal) and not shape(atom) and atom.val == 0
 
 
-def _moved(groups: Iterable[Group], to: Mapping[int, int]) -> list[Group] | None:
+def _with_dims(groups: Iterable[Group], to: Mapping[int, int]) -> list[Group] | None:
     """Returns the groups with their dimensions renamed; None where one is gone."""
-    found = []
+    result = []
     for group in groups:
         if any(d not in to for d in group.dims):
             return None
-        found.append(replace(group, dims=tuple(to[d] for d in group.dims)))
-    return found
+        result.append(replace(group, dims=tuple(to[d] for d in group.dims)))
+    return result
 
 
 def _without(rank: int, gone: Iterable[int]) -> dict[int, int]:
     gone = set(gone)
-    kept = [d for d in range(rank) if d not in gone]
-    return {d: k for k, d in enumerate(kept)}
+    remaining = [d for d in range(rank) if d not in gone]
+    return {d: k for k, d in enumerate(remaining)}
 
 
 def _reduce(pair: Pair, states: States, base: Rows, number: int) -> Rows:
@@ -291,28 +291,28 @@ def reduced(state: Rows, rank: int, axes: Iterable[int], number: int, name: str)
     """Returns the state after a reduction over some dimensions."""
     axes = set(axes)
     to = _without(rank, axes)
-    kept, whole, part = [], [], []
+    stay, whole, part = [], [], []
     for group in state.groups:
         inside = [d for d in group.dims if d in axes]
         if not inside:
-            kept.append(replace(group, dims=tuple(to[d] for d in group.dims)))
+            stay.append(replace(group, dims=tuple(to[d] for d in group.dims)))
         elif len(inside) == len(group.dims):
             whole.append(group)
         else:
             rest = tuple(to[d] for d in group.dims if d not in axes)
             part.append(replace(group, dims=rest, partial=True))
-    state = state.with_groups([*kept, *part])
+    state = state.with_groups([*stay, *part])
     if not whole and not part:
         return state
     clean = not state.blame
     if name != "reduce_sum":
-        join = _JOINS.get(name, "") if clean and not kept and not part else ""
+        join = _JOINS.get(name, "") if clean and not stay and not part else ""
         partial = any(g.partial for g in whole)
         return replace(blamed(state, number), join="" if partial else join)
     if part:
         return state
-    if kept:  # values of pairs of rows, added for each
-        real = any(g.outer is not None for g in whole) and any(g.outer is not None for g in kept)
+    if stay:  # values of pairs of rows, added for each
+        real = any(g.outer is not None for g in whole) and any(g.outer is not None for g in stay)
         return replace(state, inner=True) if real else blamed(replace(state, inner=True), number)
     if len([g for g in whole if g.outer is not None]) > 1:
         return replace(blamed(state, number), inner=False)
@@ -342,20 +342,20 @@ def _along(axis_of: Callable[[Pair], Iterable[int]]) -> Callable[..., Rows]:
 
 def _transpose(pair: Pair, states: States, base: Rows, number: int) -> Rows:
     to = {d: k for k, d in enumerate(pair.probe.params["permutation"])}
-    return base.with_groups(_moved(states[0].groups, to) or ())
+    return base.with_groups(_with_dims(states[0].groups, to) or ())
 
 
 def _squeeze(pair: Pair, states: States, base: Rows, number: int) -> Rows:
     rank = len(pair.shapes(0)[0])
     to = _without(rank, (d % rank for d in pair.probe.params["dimensions"]))
-    groups = _moved(states[0].groups, to)
+    groups = _with_dims(states[0].groups, to)
     state = replace(base, number=states[0].number)
     return state.with_groups(groups) if groups is not None else blamed(state, number)
 
 
 def _broadcast(pair: Pair, states: States, base: Rows, number: int) -> Rows:
     dims = pair.probe.params["broadcast_dimensions"]
-    groups = _moved(states[0].groups, dict(enumerate(dims))) or []
+    groups = _with_dims(states[0].groups, dict(enumerate(dims))) or []
     return replace(base, number=states[0].number).with_groups(groups)
 
 
@@ -366,13 +366,13 @@ def _reshape(pair: Pair, states: States, base: Rows, number: int) -> Rows:
     before, after = pair.shapes(0), pair.results()
     groups = []
     for group in states[0].groups:
-        found = _regrouped(group, before, after)
-        if found is None:
+        new_group = _regrouped(group, before, after)
+        if new_group is None:
             scrambled = state.with_groups(
                 Group((d,), 1) for d in row_dims(*after) or range(len(after[0]))[:1]
             )
             return blamed(scrambled, number)
-        groups.append(found)
+        groups.append(new_group)
     return state.with_groups(groups)
 
 
@@ -412,7 +412,7 @@ def _regrouped(group: Group, before: Shapes, after: Shapes) -> Group | None:
 
 def _segments(before: Shapes, after: Shapes) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Returns the smallest runs of dimensions of equal size, in both traces, before and after."""
-    found, i, j = [], 0, 0
+    segments, i, j = [], 0, 0
     while i < len(before[0]) or j < len(after[0]):
         first, start = i, j
         old, new = [1, 1], [1, 1]
@@ -427,8 +427,8 @@ def _segments(before: Shapes, after: Shapes) -> list[tuple[tuple[int, int], tupl
                 j += 1
             else:
                 break
-        found.append(((first, i), (start, j)))
-    return found
+        segments.append(((first, i), (start, j)))
+    return segments
 
 
 def _concatenate(pair: Pair, states: States, base: Rows, number: int) -> Rows:
@@ -455,9 +455,9 @@ def _concatenate(pair: Pair, states: States, base: Rows, number: int) -> Rows:
     blocks = {count * k for k in repeats if k}
     if outer is not None and repeats and blocks != {outer}:
         return blamed(state, number)
-    known = len(repeats) == 1 and bool(blocks)
-    group = Group((axis,), outer, blocks=blocks.pop() if known and outer is None else 1)
-    if outer is None and not known:
+    regular = len(repeats) == 1 and bool(blocks)
+    group = Group((axis,), outer, blocks=blocks.pop() if regular and outer is None else 1)
+    if outer is None and not regular:
         group = replace(group, blocks=None)
     return state.with_groups([*others, group])
 
@@ -489,8 +489,8 @@ def _pieces(pair: Pair, states: States, base: Rows, number: int, bounds: Sequenc
         groups.append(group)
     out = row_dims(*pair.results())
     if mixes:
-        kept = [g for g in groups if set(g.dims) & set(out) or len(g.dims) > 1]
-        return blamed(state.with_groups(kept), number)
+        remaining = [g for g in groups if set(g.dims) & set(out) or len(g.dims) > 1]
+        return blamed(state.with_groups(remaining), number)
     return state.with_groups(groups)
 
 
@@ -537,22 +537,22 @@ def _update_slice(pair: Pair, states: States, base: Rows, number: int) -> Rows:
 
 def _split(pair: Pair, states: States, base: Rows, number: int) -> list[Rows]:
     axis = pair.probe.params["axis"]
-    found, at = [], [0, 0]
+    parts, at = [], [0, 0]
     ends = zip(pair.probe.params["sizes"], pair.whole.params["sizes"], strict=True)
     micro, whole = pair.shapes(0)
     for mine, other in ends:
         bounds = [((0, a), (0, b)) for a, b in zip(micro, whole, strict=True)]
         bounds[axis] = ((at[0], at[0] + mine), (at[1], at[1] + other))
         at = [at[0] + mine, at[1] + other]
-        found.append(_pieces(pair, states, base, number, bounds))
-    return found
+        parts.append(_pieces(pair, states, base, number, bounds))
+    return parts
 
 
 def _pad(pair: Pair, states: States, base: Rows, number: int) -> Rows:
     config = pair.probe.params["padding_config"]
     state = replace(base, groups=states[0].groups)
-    moved = {d for d, amounts in enumerate(config) if tuple(amounts) != (0, 0, 0)}
-    mixes = any(set(g.dims) & moved for g in state.groups)
+    padded_dims = {d for d, amounts in enumerate(config) if tuple(amounts) != (0, 0, 0)}
+    mixes = any(set(g.dims) & padded_dims for g in state.groups)
     return blamed(state, number) if mixes else state
 
 
@@ -580,12 +580,12 @@ def _dot(pair: Pair, states: States, base: Rows, number: int) -> Rows:
                 rest = tuple(to[d] for d in group.dims if d not in contract[k])
                 groups[rest] = replace(group, dims=rest, partial=True)
             else:
-                moved = replace(group, dims=tuple(to[d] for d in group.dims))
-                known = groups.get(moved.dims)
-                if known is not None and known.outer is None:
-                    known = None
-                clash |= known is not None and moved.outer is not None and known != moved
-                groups[moved.dims] = moved if known is None else known
+                image = replace(group, dims=tuple(to[d] for d in group.dims))
+                previous = groups.get(image.dims)
+                if previous is not None and previous.outer is None:
+                    previous = None
+                clash |= previous is not None and image.outer is not None and previous != image
+                groups[image.dims] = image if previous is None else previous
     state = base.with_groups(groups.values())
     real = [g for g in groups.values() if g.outer is not None]
     left = [g for of_left, g in summed if of_left]
@@ -651,21 +651,21 @@ def _gather(pair: Pair, states: States, base: Rows, number: int) -> Rows:
         if d not in numbers.collapsed_slice_dims and d not in numbers.operand_batching_dims
     ]
     to_operand = dict(zip(window, offsets))
-    beside = dict(
+    batching = dict(
         zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     )
     groups: dict[tuple[int, ...], Group] = {}
     mixes = indices.number is not None and not operand.groups
-    mixes |= bool(beside) and any(g.spread for g in indices.groups)
-    moved = _moved(indices.groups, to_indices)
-    mixes |= moved is None
-    groups.update((g.dims, g) for g in moved or ())
+    mixes |= bool(batching) and any(g.spread for g in indices.groups)
+    index_groups = _with_dims(indices.groups, to_indices)
+    mixes |= index_groups is None
+    groups.update((g.dims, g) for g in index_groups or ())
     sizes = pair.probe.params["slice_sizes"], pair.whole.params["slice_sizes"]
     aligned = False
     for group in operand.groups:
         d = group.dims[0]
         full = all(sizes[t][x] == pair.shapes(0)[t][x] for t in (0, 1) for x in group.dims)
-        if len(group.dims) == 1 and d in beside:
+        if len(group.dims) == 1 and d in batching:
             aligned = True
             continue  # the rows of the indices are those of the operand
         if full and all(x in to_operand for x in group.dims):
@@ -683,7 +683,7 @@ def _gather(pair: Pair, states: States, base: Rows, number: int) -> Rows:
             continue
         mixes |= group.outer is not None
     state = base.with_groups(groups.values())
-    if (mixes and not aligned) or (mixes and moved is None):
+    if (mixes and not aligned) or (mixes and index_groups is None):
         return blamed(state, number)
     return state
 
@@ -765,13 +765,13 @@ def _stack(pair: Pair, states: States, base: Rows, number: int) -> Rows:
     axis = pair.probe.params["axis"]
     state = merged(pair, states, base, number)
     to = {d: d + (d >= axis) for d in range(len(pair.shapes(0)[0]))}
-    return state.with_groups(_moved(state.groups, to) or ())
+    return state.with_groups(_with_dims(state.groups, to) or ())
 
 
 def _unstack(pair: Pair, states: States, base: Rows, number: int) -> Rows:
     axis = pair.probe.params["axis"]
     to = _without(len(pair.shapes(0)[0]), [axis])
-    groups = _moved(states[0].groups, to)
+    groups = _with_dims(states[0].groups, to)
     return base.with_groups(groups) if groups is not None else blamed(base, number)
 
 

@@ -101,8 +101,8 @@ class Rows:
 SAME = Rows()
 
 
-def joined(states: Iterable[Rows]) -> Rows:
-    """What a value made of all these depends on; groups, sums and numbers are left out."""
+def union(states: Iterable[Rows]) -> Rows:
+    """Returns what a value made of all these depends on; without groups, sums and numbers."""
     states = list(states)
     return Rows(
         own=any(s.own for s in states),

@@ -87,7 +87,7 @@ def whole_loss(
 
     `traced` and `whole` are traces of one loss for a microbatch and for all rows; `declared` are
     rules for leaves of aux that replace the natural ones. `probe` is a trace for a number of rows
-    beside one and all, where the microbatch has a single row.
+    other than one and all, where the microbatch has a single row.
     """
     flat = written_out(traced.flat)
     other = None if probe is None else written_out(probe.flat)
@@ -102,9 +102,9 @@ def whole_loss(
             if not analysis.opened:
                 rewriting = _Rewriting(traced, whole, portion, analysis, declared)
                 return rewriting.result(states)
-            wanted = analysis.opened
+            calls = analysis.opened
         except NeedsOpening as need:
-            wanted = {id(_outermost(analysis, need.eqn))}
+            calls = {id(_outermost(analysis, need.eqn))}
         except Misaligned as parting:
             return _unaligned(replace(traced, flat=flat), whole, portion, declared, parting)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
@@ -112,8 +112,8 @@ def whole_loss(
             parting = Misaligned(None, f"the analysis has no rule for it: {error!r}")
             return _unaligned(replace(traced, flat=flat), whole, portion, declared, parting)
         if other is not None:
-            other = _opened(other, {id(paired.probes[eqn]) for eqn in wanted})
-        flat = _opened(flat, wanted)
+            other = _opened(other, {id(paired.probes[eqn]) for eqn in calls})
+        flat = _opened(flat, calls)
 
 
 def _inputs(traced: TracedLoss, portion: Portion) -> list[Rows]:
@@ -141,9 +141,9 @@ def _outermost(analysis: Analysis, eqn: JaxprEqn) -> JaxprEqn:
     return calls[scope - 1][0]
 
 
-def _opened(flat: FlatJaxpr, wanted: set[int]) -> FlatJaxpr:
+def _opened(flat: FlatJaxpr, calls: set[int]) -> FlatJaxpr:
     def rule(builder: Builder, eqn: JaxprEqn, args: list[Atom]) -> Sequence[Atom] | None:
-        return builder.call(body_of(eqn), args) if id(eqn) in wanted else None
+        return builder.call(body_of(eqn), args) if id(eqn) in calls else None
 
     return written_out(rewrite(flat, rule))
 
@@ -304,8 +304,8 @@ class _Rewriting:
     ) -> WholeLoss:
         used = {x for eqn in flat.eqns for x in eqn.invars if isinstance(x, Var)}
         used |= {x for x in flat.outvars if isinstance(x, Var)}
-        wanted = [(whole, var) for whole, var in self.inputs.items() if var in used]
-        wanted.sort(key=lambda item: self.places.get(item[0], (-2, 0)))  # pyright: ignore[reportArgumentType, reportCallIssue]
+        requests = [(whole, var) for whole, var in self.inputs.items() if var in used]
+        requests.sort(key=lambda item: self.places.get(item[0], (-2, 0)))  # pyright: ignore[reportArgumentType, reportCallIssue]
         extras = [
             Extra(
                 f"whole batch {k}",
@@ -313,9 +313,9 @@ class _Rewriting:
                 shape(whole) != shape(var),
                 self.places[whole],  # pyright: ignore[reportArgumentType]
             )
-            for k, (whole, var) in enumerate(wanted)
+            for k, (whole, var) in enumerate(requests)
         ]
-        more = [var for _, var in wanted]
+        more = [var for _, var in requests]
         if self.weight is not None and self.weight in used:
             aval = jax.ShapeDtypeStruct((self._whole_rows(),), np.float32)
             extras.append(Extra("weight", aval, True, WEIGHT))
@@ -337,7 +337,7 @@ class _Rewriting:
                 pieces=self.portion.pieces,
             ),
             tuple(extras),
-            self._evaluation([whole for whole, _ in wanted]),
+            self._evaluation([whole for whole, _ in requests]),
             tuple(joins),
             tuple(self.analysis.mixing[k] for k in sorted(blame)),
         )
@@ -347,21 +347,21 @@ class _Rewriting:
         avals = zip(self.whole.batch.avals, kinds, strict=True)
         return next(a.shape[0] for a, kind in avals if kind == "rows")
 
-    def _evaluation(self, wanted: Sequence[Atom]) -> ClosedJaxpr | None:
-        """Returns the program that gives the wanted values from the leaves of the whole batch."""
-        if not wanted:
+    def _evaluation(self, targets: Sequence[Atom]) -> ClosedJaxpr | None:
+        """Returns the program that gives the targets from the leaves of the whole batch."""
+        if not targets:
             return None
         flat = self.paired.whole
-        needed = eqns_for(flat.eqns, wanted)
-        eqns = trim_loops(needed, [x for x in wanted if isinstance(x, Var)])
+        needed = eqns_for(flat.eqns, targets)
+        eqns = trim_loops(needed, [x for x in targets if isinstance(x, Var)])
         first = len(self.traced.params) + len(self.traced.state)
         others, leaves = flat.invars[:first], flat.invars[first:]
         ends = [*flat.constvars, *others, *leaves]
-        closed = compat.new_jaxpr(ends, wanted, eqns)
+        closed = compat.new_jaxpr(ends, targets, eqns)
         unread = [jax.ShapeDtypeStruct(shape(v), aval_of(v).dtype) for v in others]
 
         def run(*values: Any) -> list[Any]:
-            # A loop may still carry what depends on parameters beside what is wanted.
+            # A loop may still carry what depends on parameters in addition to the targets.
             zeros = [jax.numpy.zeros(x.shape, x.dtype) for x in unread]
             return compat.eval_jaxpr(closed, [*flat.constants, *zeros, *values])
 
@@ -380,8 +380,8 @@ def _placed(rule: Join, state: Rows, micro: Any, whole: Any) -> Join:
     """Returns a declared rule; "rows" along the axis that has them."""
     if rule.rule != "rows":
         return rule
-    found = natural(state, micro, whole)
-    return found if found.rule == "rows" else rule
+    natural_rule = natural(state, micro, whole)
+    return natural_rule if natural_rule.rule == "rows" else rule
 
 
 def _unaligned(

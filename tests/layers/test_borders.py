@@ -29,7 +29,7 @@ def _step(word: str) -> Step:
         embeds="e" in word,
         begins="n" in word,
         marked="m" in word,
-        joined="j" in word,
+        inseparable="j" in word,
     )
 
 
