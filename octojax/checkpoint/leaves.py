@@ -189,10 +189,10 @@ def fit(template: Any, stored: Mapping[Words, Any], root: Path, name: str) -> An
     Raises `FormatError` naming every leaf that is missing, left over or of another form.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(template)
-    wanted = {words(path): leaf for path, leaf in paths}
-    wrong = [f"{'.'.join(key)} is not in the file" for key in wanted if key not in stored]
-    wrong += [f"{'.'.join(key)} is in the file only" for key in stored if key not in wanted]
-    for key, leaf in wanted.items():
+    targets = {words(path): leaf for path, leaf in paths}
+    wrong = [f"{'.'.join(key)} is not in the file" for key in targets if key not in stored]
+    wrong += [f"{'.'.join(key)} is in the file only" for key in stored if key not in targets]
+    for key, leaf in targets.items():
         if key not in stored:
             continue
         value = stored[key]

@@ -37,23 +37,23 @@ class StoredLeaf:
 
     def __getitem__(self, index: Any) -> np.ndarray:
         bounds, whole = _bounds(index, self.shape)
-        found = np.zeros([stop - start for start, stop in bounds], self.dtype)
-        if found.size:
+        values = np.zeros([stop - start for start, stop in bounds], self.dtype)
+        if values.size:
             for piece in self.row.stored:
-                _fill(found, bounds, piece, self.places[piece.folder])
-        return found[whole]
+                _fill(values, bounds, piece, self.places[piece.folder])
+        return values[whole]
 
 
 def _bounds(index: Any, shape: Sequence[int]) -> tuple[Bounds, tuple[Any, ...]]:
     """Returns the range of every axis, and what takes single indices out of what was read."""
-    given = index if isinstance(index, tuple) else (index,)
-    if Ellipsis in given:
-        at = given.index(Ellipsis)
-        rest = len(shape) - (len(given) - 1)
-        given = (*given[:at], *(slice(None),) * rest, *given[at + 1 :])
-    given = (*given, *(slice(None),) * (len(shape) - len(given)))
+    entries = index if isinstance(index, tuple) else (index,)
+    if Ellipsis in entries:
+        at = entries.index(Ellipsis)
+        rest = len(shape) - (len(entries) - 1)
+        entries = (*entries[:at], *(slice(None),) * rest, *entries[at + 1 :])
+    entries = (*entries, *(slice(None),) * (len(shape) - len(entries)))
     bounds, whole = [], []
-    for entry, size in zip(given, shape, strict=True):
+    for entry, size in zip(entries, shape, strict=True):
         if isinstance(entry, slice):
             start, stop, stride = entry.indices(size)
             if stride != 1:
@@ -66,7 +66,7 @@ def _bounds(index: Any, shape: Sequence[int]) -> tuple[Bounds, tuple[Any, ...]]:
     return tuple(bounds), tuple(whole)
 
 
-def _fill(found: np.ndarray, bounds: Bounds, piece: Piece, folder: Path) -> None:
+def _fill(values: np.ndarray, bounds: Bounds, piece: Piece, folder: Path) -> None:
     """Copies into `found`, which has the range `bounds`, what the piece has of it."""
     common = [
         (max(a, start), min(b, start + size))
@@ -82,7 +82,7 @@ def _fill(found: np.ndarray, bounds: Bounds, piece: Piece, folder: Path) -> None
     )
     if piece.axis is not None:
         part = np.expand_dims(part, piece.axis)
-    found[tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(common, bounds))] = part
+    values[tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(common, bounds))] = part
 
 
 def _scalar(folder: Path, piece: Piece) -> Any:
@@ -146,7 +146,7 @@ def places_of(tree: Path, rows: Sequence[Row]) -> Iterator[dict[str, Path]]:
         yield {f: stack.enter_context(plain_path(tree / f if f else tree)) for f in folders}
 
 
-def joined(rows: Sequence[Row], places: Mapping[str, Path], folder: Path) -> dict[Words, Any]:
+def join_pieces(rows: Sequence[Row], places: Mapping[str, Path], folder: Path) -> dict[Words, Any]:
     """Returns the whole values of all leaves by name. Raises `FormatError` naming one that
     cannot be read."""
     values = {row: StoredLeaf(row, places)[...] for row in rows}

@@ -69,11 +69,11 @@ def save_shards(
     """
     root = folder.local_folder(path)
     with contextlib.ExitStack() as stack:
-        opened = _told(meet, lambda: _open(stack, root, overwrite) if process == 0 else "")[0]
+        opened = _agree(meet, lambda: _open(stack, root, overwrite) if process == 0 else "")[0]
         tree = opened or "tree"
         try:
             part = "" if alone else f"process-{process}"
-            parts = _told(meet, lambda: _write_part(root / tree, rows, shards, part))
+            parts = _agree(meet, lambda: _write_part(root / tree, rows, shards, part))
         except BaseException:
             if process == 0:
                 _give_up(root, stack)
@@ -87,10 +87,10 @@ def save_shards(
                     _give_up(root, stack)
             return ""
 
-        _told(meet, finish)
+        _agree(meet, finish)
 
 
-def _told(meet: Meet, work: Callable[[], str]) -> list[str]:
+def _agree(meet: Meet, work: Callable[[], str]) -> list[str]:
     """Does `work` and tells what it returns; raises its error, or that of another process."""
     error: Exception | None = None
     text = ""
@@ -98,13 +98,13 @@ def _told(meet: Meet, work: Callable[[], str]) -> list[str]:
         text = json.dumps(["", work()])
     except Exception as raised:
         error, text = raised, json.dumps([type(raised).__name__, str(raised)])
-    told = [json.loads(x) for x in meet(text)]
+    answers = [json.loads(x) for x in meet(text)]
     if error is not None:
         raise error
-    for kind, message in told:
+    for kind, message in answers:
         if kind:
             raise _kind(kind)(message)
-    return [message for _, message in told]
+    return [message for _, message in answers]
 
 
 def _kind(name: str) -> type[Exception]:
@@ -159,9 +159,9 @@ def _write_part(tree: Path, rows: Sequence[Row], shards: Sequence[Shard], part: 
             digests = folder.sync(target)
         else:
             digests = {}
-    told = [[list(name), piece_text(piece)] for name, piece in pieces]
+    entries = [[list(name), piece_text(piece)] for name, piece in pieces]
     files = {f"{part}/{name}" if part else name: digest for name, digest in digests.items()}
-    return json.dumps([told, files])
+    return json.dumps([entries, files])
 
 
 def _finish(
@@ -169,9 +169,9 @@ def _finish(
 ) -> None:
     pieces: dict[Words, list[Piece]] = {}
     digests: dict[str, str] = {}
-    for told, files in map(json.loads, parts):
+    for entries, files in map(json.loads, parts):
         digests.update(files)
-        for name, text in told:
+        for name, text in entries:
             row = next(len(r.shape) for r in rows if list(r.name) == name)
             pieces.setdefault(tuple(name), []).append(piece_of(text, row))
     whole = tuple(replace(row, pieces=tuple(pieces.get(row.name, ()))) for row in rows)
@@ -204,13 +204,13 @@ class StoredTrees:
         """
         stored = {key[1:]: leaf for key, leaf in self.leaves.items() if key[0] == name}
         paths = jax.tree_util.tree_leaves_with_path(template)
-        wanted = {words(path): leaf for path, leaf in paths}
-        wrong = [f"{'.'.join(key)} is not in the file" for key in wanted if key not in stored]
-        wrong += [f"{'.'.join(key)} is in the file only" for key in stored if key not in wanted]
-        for key, leaf in wanted.items():
+        targets = {words(path): leaf for path, leaf in paths}
+        wrong = [f"{'.'.join(key)} is not in the file" for key in targets if key not in stored]
+        wrong += [f"{'.'.join(key)} is in the file only" for key in stored if key not in targets]
+        for key, leaf in targets.items():
             expected = _form(form_of((), leaf))
-            if key in stored and (found := _form(stored[key].row)) != expected:
-                wrong.append(f"{'.'.join(key)} is {found} in the file, expected {expected}")
+            if key in stored and (form := _form(stored[key].row)) != expected:
+                wrong.append(f"{'.'.join(key)} is {form} in the file, expected {expected}")
         if wrong:
             raise FormatError(
                 f"{self.root}: {len(wrong)} leaves of {name} do not fit: {'; '.join(wrong[:50])}"
@@ -264,7 +264,7 @@ def shards_of(value: Any, start: Sequence[int], axis: int | None, name: Words) -
 
 
 def _with(numbers: Sequence[int], axis: int | None, number: int) -> tuple[int, ...]:
-    found = list(numbers)
+    result = list(numbers)
     if axis is not None:
-        found.insert(axis, number)
-    return tuple(found)
+        result.insert(axis, number)
+    return tuple(result)

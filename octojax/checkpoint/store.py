@@ -13,7 +13,7 @@ import jax
 from octojax.checkpoint import folder
 from octojax.checkpoint.index import NAME, Index, read_index, write_index
 from octojax.checkpoint.leaves import Words, fit, nested, rows_of, verified
-from octojax.checkpoint.pieces import joined, places_of
+from octojax.checkpoint.pieces import join_pieces, places_of
 from octojax.errors import FormatError
 from octojax.ir.plan import Plan
 
@@ -65,8 +65,8 @@ def save(
             with folder.sole_writer(root) as lock:
                 check_writable(root, overwrite)  # another process may have written it meanwhile
                 old = tidied(lock, root)
-                taken = os.path.lexists(root / "tree")
-                new = f"tree-{uuid.uuid4().hex[:8]}" if taken else "tree"
+                exists = os.path.lexists(root / "tree")
+                new = f"tree-{uuid.uuid4().hex[:8]}" if exists else "tree"
                 lock.note(new, old)
                 try:
                     values = {row.at: value for row, value in rows.items() if row.size}
@@ -91,9 +91,9 @@ def unwritten(root: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and str(root) in str(error):
             raise
-        kept = ". The one that was there is as it was" if (root / NAME).exists() else ""
+        remainder = ". The one that was there is as it was" if (root / NAME).exists() else ""
         raise OSError(  # Orbax has kinds of its own for a full disk
-            f"the checkpoint {root} could not be written: {_line(error)}{kept}"
+            f"the checkpoint {root} could not be written: {_line(error)}{remainder}"
         ) from error
 
 
@@ -218,7 +218,7 @@ def _read(root: Path, index: Index) -> dict[Words, Any]:
         raise FormatError(f"{path} is missing, which {path.parent / NAME} names as its data")
     if any(row.pieces for row in rows):
         with places_of(path, rows) as places:
-            return joined(rows, places, path)
+            return join_pieces(rows, places, path)
     try:
         with _orbax() as reader, folder.plain_path(path) as place:
             tree = reader.restore(place)

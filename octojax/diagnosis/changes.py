@@ -121,14 +121,14 @@ def _variants(plan: Plan, profile: Profile) -> Iterator[Variant]:
 
 def quicker(profile: Profile, layers: list[int], factor: float = QUICKER) -> Profile:
     """Returns the profile with all times of these layers multiplied by `factor`."""
-    wanted = set(layers)
+    indices = set(layers)
 
     def changed(layer: LayerCost) -> LayerCost:
         times = {n: v * factor for n in _TIMES if (v := getattr(layer, n)) is not None}
         return replace(layer, **times)
 
-    made = (changed(x) if i in wanted else x for i, x in enumerate(profile.layers))
-    return replace(profile, layers=tuple(made))
+    costs = (changed(x) if i in indices else x for i, x in enumerate(profile.layers))
+    return replace(profile, layers=tuple(costs))
 
 
 def _machines(machine: Machine) -> Iterator[tuple[str, str, dict[str, Any]]]:

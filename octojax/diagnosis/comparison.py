@@ -44,7 +44,7 @@ class Entry:
         return self.timeline.makespan_s / self.bound_s - 1 if self.bound_s else None
 
     def to_json(self) -> dict[str, Any]:
-        kept = ("imbalance_s", "fill_drain_s", "computation_wait_s", "transfer_wait_s")
+        fields = ("imbalance_s", "fill_drain_s", "computation_wait_s", "transfer_wait_s")
         return {
             "name": self.name,
             "ranks": self.plan.num_ranks,
@@ -53,7 +53,7 @@ class Entry:
             "makespan_s": self.timeline.makespan_s,
             "speedup": self.speedup,
             "bubble_ratio": self.timeline.bubble_ratio,
-            **{name: getattr(self, name) for name in kept},
+            **{name: getattr(self, name) for name in fields},
             "peak_microbatches": self.peak_microbatches,
             "peak_bytes": self.peak_bytes,
             "fits": self.fits,
@@ -121,8 +121,8 @@ def compare(plans: Mapping[str, Plan | Schedule], profile: Profile | None = None
         raise ValueError("nothing to compare: give plans by name")
     ranks = next(iter(plans.values())).num_ranks
     entries = [
-        _entry(name, found, profile or unit_profile(found, ranks / found.num_stages), bool(profile))
-        for name, found in plans.items()
+        _entry(name, plan, profile or unit_profile(plan, ranks / plan.num_stages), bool(profile))
+        for name, plan in plans.items()
     ]
     first = entries[0]
     rate = first.plan.num_microbatches / (first.timeline.makespan_s or 1.0)
@@ -134,8 +134,8 @@ def compare(plans: Mapping[str, Plan | Schedule], profile: Profile | None = None
     return Comparison(tuple(entries), source)
 
 
-def _entry(name: str, found: Plan | Schedule, costs: Profile, timed: bool) -> Entry:
-    plan = as_plan(found, costs)
+def _entry(name: str, source: Plan | Schedule, costs: Profile, timed: bool) -> Entry:
+    plan = as_plan(source, costs)
     timeline = simulate(plan, costs)
     if not timed:
         timeline = replace(timeline, unit="units")
@@ -160,9 +160,9 @@ def _entry(name: str, found: Plan | Schedule, costs: Profile, timed: bool) -> En
     )
 
 
-def table(found: Comparison) -> str:
+def table(comparison: Comparison) -> str:
     """Returns the comparison as lines of text, one per entry."""
-    timed = found._timed
+    timed = comparison._timed
 
     def time(value: float) -> str:
         return seconds(value) if timed else f"{value:.4g}"
@@ -172,7 +172,7 @@ def table(found: Comparison) -> str:
         "peak", "above bound",
     )  # fmt: skip
     rows: list[tuple[str, ...]] = [names]
-    for e in found.entries:
+    for e in comparison.entries:
         peak = nbytes(e.peak_bytes) if e.peak_bytes else f"{e.peak_microbatches} live"
         rows.append(
             (
@@ -193,10 +193,10 @@ def table(found: Comparison) -> str:
         "  ".join([row[0].ljust(widths[0]), *(x.rjust(w) for x, w in _rest(row, widths))]).rstrip()
         for row in rows
     ]
-    sizes = {(e.plan.num_ranks, e.plan.num_microbatches) for e in found.entries}
+    sizes = {(e.plan.num_ranks, e.plan.num_microbatches) for e in comparison.entries}
     each = "; ".join(f"{ranks} ranks, {count} microbatches" for ranks, count in sorted(sizes))
     unit = "" if timed else ", in units"
-    return "\n".join([f"{found.source}{unit}: {each}", *lines])
+    return "\n".join([f"{comparison.source}{unit}: {each}", *lines])
 
 
 def _rest(row: tuple[str, ...], widths: list[int]) -> list[tuple[str, int]]:

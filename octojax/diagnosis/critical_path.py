@@ -47,8 +47,8 @@ def critical_path(timeline: Timeline) -> tuple[Segment, ...]:
     pieces: list[Segment] = []
     until = 0.0
     for number, event in enumerate(events):
-        moved = isinstance(event, TransferSpan)
-        rank, target = (event.source, event.target) if moved else (event.rank, event.rank)
+        is_transfer = isinstance(event, TransferSpan)
+        rank, target = (event.source, event.target) if is_transfer else (event.rank, event.rank)
         start = max(until, event.start_s)
         if start > until + 1e-9 * timeline.makespan_s:  # nothing else explains: a measured step
             pieces.append(Segment("host", "", rank, rank, until, start))
@@ -56,8 +56,8 @@ def critical_path(timeline: Timeline) -> tuple[Segment, ...]:
         following = events[number + 1].start_s if number + 1 < len(events) else timeline.makespan_s
         end = max(until, min(event.end_s, following))
         end = following if abs(end - following) <= 1e-9 * timeline.makespan_s else end
-        cause, name = ("transfer", event.name) if moved else ("computation", str(event.item))
-        actions = () if moved else actions_of(event.item)
+        cause, name = ("transfer", event.name) if is_transfer else ("computation", str(event.item))
+        actions = () if is_transfer else actions_of(event.item)
         pieces.append(Segment(cause, name, rank, target, until, end, actions))
         until = end
     return tuple(pieces)

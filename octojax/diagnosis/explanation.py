@@ -205,10 +205,10 @@ def bound_of(plan: Plan, profile: Profile, makespan_s: float) -> BoundAccount | 
 
 def _stage(plan: Plan, profile: Profile, stage: int) -> str:
     """What is in a stage: `stage 3, layers 5-7 (mamba, mlp, mamba)`."""
-    held = plan.partition.layers(stage)
-    where = f"layer {held[0]}" if len(held) == 1 else f"layers {held[0]}-{held[-1]}"
+    layers = plan.partition.layers(stage)
+    where = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"
     if profile.of_partition is not None:
         return f"stage {stage}, {where}"
-    kinds = [profile.layers[i].kind for i in held]
+    kinds = [profile.layers[i].kind for i in layers]
     few = ", ".join(kinds) if len(kinds) <= 4 else f"{', '.join(kinds[:3])}, ... {kinds[-1]}"
     return f"stage {stage}, {where} ({few})"

@@ -63,7 +63,7 @@ def best_order(
     `capacity` None is the machine's.
     """
     problem = Problem.of(profile, plan.num_ranks, microbatches, capacity)
-    rank_L = np.repeat([held[0] for held in plan.placement.stages], plan.partition.sizes)
+    rank_L = np.repeat([ranks[0] for ranks in plan.placement.stages], plan.partition.sizes)
     first = np.array(plan.partition.bounds[:-1])
     begins = np.zeros(problem.num_layers, np.bool_)
     begins[first[1:]] = True
@@ -73,12 +73,12 @@ def best_order(
     fused[first] = [s in whole for s in range(plan.num_stages)]
     tried: list[tuple[float, int, Candidate]] = []
     for number, keys in enumerate(_keys(plan, problem, timeline)):
-        found = Candidate(rank_L, begins, recompute, fused, keys, np.zeros(1))
-        tried.append((quick_makespan(found, problem), number, found))
-    took_s, _, found = min(tried, key=lambda t: t[:2])
+        candidate = Candidate(rank_L, begins, recompute, fused, keys, np.zeros(1))
+        tried.append((quick_makespan(candidate, problem), number, candidate))
+    took_s, _, candidate = min(tried, key=lambda t: t[:2])
     if took_s == math.inf:
         return None
-    best = justified(found, took_s, problem)
+    best = justified(candidate, took_s, problem)
     return replace(to_plan(best[1], problem), name=f"{plan.name} reordered".strip())
 
 
@@ -94,12 +94,12 @@ def _keys(plan: Plan, problem: Problem, timeline: Timeline) -> Iterator[np.ndarr
     stage_L = np.repeat(np.arange(plan.num_stages), plan.partition.sizes)
     period = timeline.makespan_s / count
     for at in dict.fromkeys((count // 2, count - 1)):  # whose times a further microbatch gets
-        made = when
+        times = when
         for extra in range(problem.microbatches - count):
-            copy = made[:, :, at + extra : at + extra + 1] + period
-            later = made[:, :, at + extra + 1 :] + period
-            made = np.concatenate([made[:, :, : at + extra + 1], copy, later], axis=2)
-        keys = made[stage_L]
+            copy = times[:, :, at + extra : at + extra + 1] + period
+            later = times[:, :, at + extra + 1 :] + period
+            times = np.concatenate([times[:, :, : at + extra + 1], copy, later], axis=2)
+        keys = times[stage_L]
         yield keys
         late = keys.copy()
         late[:, 2] = LATE_S
@@ -135,9 +135,9 @@ def searched(plan: Plan, profile: Profile, base_s: float, seconds: float) -> Ite
         except (OctoPipeError, ValueError):
             continue  # too few layers for a further rank, or no room
         edit = (("ranks", width), ("seconds", seconds))
-        found, took_s = result.plan, makespan_s(result.plan, changed)
+        best, took_s = result.plan, makespan_s(result.plan, changed)
         bound_s = result.lower_bound_s
-        yield Change(sort, what, SEARCH, found, changed, took_s, base_s, edit, bound_s)
+        yield Change(sort, what, SEARCH, best, changed, took_s, base_s, edit, bound_s)
 
 
 def _one_more(values: tuple[float, ...], ranks: int) -> tuple[float, ...]:

@@ -19,10 +19,10 @@ _ALL_OF = {
 }
 
 
-def words(found: Explanation) -> str:
+def words(explanation: Explanation) -> str:
     """Returns the explanation as lines of text."""
     parts = (_heading, _parts, _ranks, _chain, _bound, _changes)
-    return "\n\n".join("\n".join(_wrapped(part(found))) for part in parts)
+    return "\n\n".join("\n".join(_wrapped(part(explanation))) for part in parts)
 
 
 def _wrapped(lines: list[str]) -> Iterator[str]:
@@ -34,27 +34,28 @@ def _wrapped(lines: list[str]) -> Iterator[str]:
         )
 
 
-def _time(found: Explanation, value: float) -> str:
-    return seconds(value) if found.unit == "s" else f"{value:.4g}"
+def _time(explanation: Explanation, value: float) -> str:
+    return seconds(value) if explanation.unit == "s" else f"{value:.4g}"
 
 
-def _share(found: Explanation, value: float) -> str:
-    return f"{value / (found.makespan_s or 1.0):.1%}"
+def _share(explanation: Explanation, value: float) -> str:
+    return f"{value / (explanation.makespan_s or 1.0):.1%}"
 
 
-def _heading(found: Explanation) -> list[str]:
-    plan = found.plan
-    unit = "" if found.unit == "s" else " units"
+def _heading(explanation: Explanation) -> list[str]:
+    plan = explanation.plan
+    unit = "" if explanation.unit == "s" else " units"
     return [
-        f"{found.name}, simulated with {found.source}: "
-        f"{_time(found, found.makespan_s)}{unit} a step",
+        f"{explanation.name}, simulated with {explanation.source}: "
+        f"{_time(explanation, explanation.makespan_s)}{unit} a step",
         f"{plan.num_ranks} ranks, {plan.num_stages} stages, {plan.num_microbatches} microbatches",
     ]
 
 
-def _parts(found: Explanation) -> list[str]:
+def _parts(explanation: Explanation) -> list[str]:
     rows = [
-        (x.name, _time(found, x.seconds), _share(found, x.seconds), x.where) for x in found.parts
+        (x.name, _time(explanation, x.seconds), _share(explanation, x.seconds), x.where)
+        for x in explanation.parts
     ]
     return [
         "Where the step goes (as the busiest rank has it; the parts add up)",
@@ -62,90 +63,95 @@ def _parts(found: Explanation) -> list[str]:
     ]
 
 
-def _ranks(found: Explanation) -> list[str]:
+def _ranks(explanation: Explanation) -> list[str]:
     names = ("rank", "busy", "fill", "drain", "computation", "transfers", "less work", "memory")
     rows: list[tuple[str, ...]] = [names]
-    for a in found.ranks[:MOST_RANKS]:
-        capacity = found.profile.machine.capacity(a.rank)
+    for a in explanation.ranks[:MOST_RANKS]:
+        capacity = explanation.profile.machine.capacity(a.rank)
         room = f" of {nbytes(capacity)}" if capacity < float("inf") else ""
         times = (a.busy_s, a.fill_s, a.drain_s, a.computation_wait_s, a.transfer_wait_s)
         rows.append(
             (
                 str(a.rank),
-                *(_time(found, t) for t in (*times, a.imbalance_s)),
+                *(_time(explanation, t) for t in (*times, a.imbalance_s)),
                 f"{nbytes(a.peak_bytes)}{room}" if a.peak_bytes else "-",
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(names))]
     lines = ["  ".join(x.rjust(w) for x, w in zip(row, widths, strict=True)) for row in rows]
-    left = len(found.ranks) - MOST_RANKS
+    rest = len(explanation.ranks) - MOST_RANKS
     return [
         "Rank by rank (busy, then what it waits for; less work: than the busiest rank)",
         *(f"  {x}" for x in lines),
-        *([f"  and {left} more"] if left > 0 else []),
+        *([f"  and {rest} more"] if rest > 0 else []),
     ]
 
 
-def _chain(found: Explanation) -> list[str]:
-    moved = sum(x.seconds for x in found.chain_links)
+def _chain(explanation: Explanation) -> list[str]:
+    transfer_s = sum(x.seconds for x in explanation.chain_links)
     lines = [
-        f"What binds: the longest chain of actions, {_share(found, found.makespan_s - moved)} "
-        f"computation and {_share(found, moved)} transfers"
+        "What binds: the longest chain of actions, "
+        f"{_share(explanation, explanation.makespan_s - transfer_s)} computation and "
+        f"{_share(explanation, transfer_s)} transfers"
     ]
     for what, entries in (
-        ("ranks", found.chain_ranks),
-        ("stages", found.chain_stages),
-        ("links", found.chain_links),
+        ("ranks", explanation.chain_ranks),
+        ("stages", explanation.chain_stages),
+        ("links", explanation.chain_links),
     ):
-        shown = [
-            f"{x.what} {_share(found, x.seconds)}" for x in entries[:MOST_BINDING] if x.seconds > 0
+        listed = [
+            f"{x.what} {_share(explanation, x.seconds)}"
+            for x in entries[:MOST_BINDING]
+            if x.seconds > 0
         ]
-        left = sum(x.seconds > 0 for x in entries) - len(shown)
-        more = f"; {left} more" if left > 0 else ""
-        if shown:
-            lines.append(f"  {what:<7}{'; '.join(shown)}{more}")
-    for wait in found.waits[:MOST_BINDING]:
+        rest = sum(x.seconds > 0 for x in entries) - len(listed)
+        more = f"; {rest} more" if rest > 0 else ""
+        if listed:
+            lines.append(f"  {what:<7}{'; '.join(listed)}{more}")
+    for wait in explanation.waits[:MOST_BINDING]:
         how = "to compute" if wait.cause == "computation" else "for transfers"
-        if wait.cause == "host" or wait.seconds <= LEAST * found.makespan_s:
+        if wait.cause == "host" or wait.seconds <= LEAST * explanation.makespan_s:
             continue
         lines.append(
-            f"  rank {wait.rank} waits {_time(found, wait.seconds)} for rank {wait.peer} {how}, "
-            f"the longest for {wait.on}"
+            f"  rank {wait.rank} waits {_time(explanation, wait.seconds)} for rank {wait.peer} "
+            f"{how}, the longest for {wait.on}"
         )
     return lines
 
 
-def _bound(found: Explanation) -> list[str]:
-    if found.bound is None:
+def _bound(explanation: Explanation) -> list[str]:
+    if explanation.bound is None:
         return ["No lower bound: it needs a profile of the layers, each of which costs something"]
-    bound = found.bound
-    left = found.makespan_s - bound.seconds
+    bound = explanation.bound
+    room_s = explanation.makespan_s - bound.seconds
     room = (
         f"this one takes {bound.gap:.2%} longer, so another plan can save at most "
-        f"{_time(found, left)}; more needs other layers or another machine"
+        f"{_time(explanation, room_s)}; more needs other layers or another machine"
         if bound.gap > 1e-6
         else "this one takes no longer: a shorter step needs other layers or another machine"
     )
     return [
-        f"The bound: no plan of these layers on {found.plan.num_ranks} ranks takes less than "
-        f"{_time(found, bound.seconds)} ({bound.binding})",
+        f"The bound: no plan of these layers on {explanation.plan.num_ranks} ranks takes less than "
+        f"{_time(explanation, bound.seconds)} ({bound.binding})",
         f"  {room}",
     ]
 
 
-def _changes(found: Explanation) -> list[str]:
-    heaviest = max(range(found.profile.num_layers), key=lambda i: found.profile.layers[i].compute_s)
-    worth, without = selected(found.changes, heaviest)
+def _changes(explanation: Explanation) -> list[str]:
+    heaviest = max(
+        range(explanation.profile.num_layers), key=lambda i: explanation.profile.layers[i].compute_s
+    )
+    worth, without = selected(explanation.changes, heaviest)
     lines = ["What would save time (each simulated; figures are differences of two simulations)"]
     for change in worth:
         lines.append(
-            f"  {_time(found, change.saved_s):>10} {change.saved_share:>6.1%}  "
+            f"  {_time(explanation, change.saved_s):>10} {change.saved_share:>6.1%}  "
             f"{change.what}{_method(change)}"
         )
     if not worth:
         lines.append("  nothing of what was tried")
     lines += [f"  nothing saved by {what}" for what in without]
-    if not found.searched_s:
+    if not explanation.searched_s:
         lines.append("  one more rank, and other plans: with --seconds, which searches for them")
     return lines
 

@@ -158,7 +158,7 @@ class RoutineBuilder:
     def _kept(self, transfer: Transfer) -> Sequence[End]:
         if transfer.kind is Cargo.PARAMETERS:
             return [End(Role.COPY, u) for u in transfer.parts]
-        return self._message(transfer).kept
+        return self._message(transfer).copies
 
     def _message(self, transfer: Transfer) -> Any:
         assert self.distributed is not None, "only copies come without an update"

@@ -39,11 +39,11 @@ def adapt(
     """
     if not callable(loss_fn):
         raise TypeError(f"loss_fn is of type {type(loss_fn).__name__}, expected a function")
-    given = Construction(model, params, state)
-    parts = given.shapes() if given.is_lazy else given
+    construction = Construction(model, params, state)
+    parts = construction.shapes() if construction.is_lazy else construction
     pure = _adapt(parts.model, loss_fn, parts.params, trainable, parts.state)
-    if given.is_lazy:
-        pure = replace(pure, make=_maker(given, pure))
+    if construction.is_lazy:
+        pure = replace(pure, make=_maker(construction, pure))
     leaves = tree.tree_leaves(pure.params)
     if leaves and not any(_is_float(leaf) for leaf in leaves):
         kinds = sorted({str(getattr(leaf, "dtype", type(leaf).__name__)) for leaf in leaves})
@@ -59,14 +59,14 @@ def adapt(
     return pure
 
 
-def _maker(given: Construction, pure: PureLoss) -> Callable[[], tuple[Any, Any]]:
-    """What makes the values of `pure.params` and `pure.state` anew, in their structure."""
+def _maker(construction: Construction, pure: PureLoss) -> Callable[[], tuple[Any, Any]]:
+    """Returns what makes the values of `pure.params` and `pure.state` anew, in their structure."""
 
     def make() -> tuple[Any, Any]:
-        made = given.values()
-        whole = made.model if made.params is None or is_nnx(made.model) else made.params
+        values = construction.values()
+        whole = values.model if values.params is None or is_nnx(values.model) else values.params
         parts = pure.split(whole)
-        return (whole, made.state) if parts is None else parts
+        return (whole, values.state) if parts is None else parts
 
     return make
 

@@ -52,25 +52,25 @@ def is_constructor(value: Any) -> bool:
 
 
 def _called(make: Callable[[], Any]) -> Any:
-    """What the function makes. Metadata of shardings is kept, but not acted upon: a part is made
-    on its rank's devices."""
+    """Returns what the function makes. Metadata of shardings is kept, but not acted upon: a part is
+    made on its rank's devices."""
     from flax import nnx
     from flax.errors import TraceContextError
 
     default = nnx.using_eager_sharding()
     try:
         with nnx.use_eager_sharding(False):
-            made = make()
+            model = make()
     except TraceContextError as error:
         raise LossError(
             f"the function that makes the model uses random streams from outside of it ({error}). "
             f"Make them inside: lambda: Model(config, rngs=nnx.Rngs(0))"
         ) from error
-    if isinstance(made, nnx.Module):
-        for _, node in nnx.iter_graph(made):
+    if isinstance(model, nnx.Module):
+        for _, node in nnx.iter_graph(model):
             if isinstance(node, nnx.Variable):
                 node.set_metadata("eager_sharding", default)
-    return made
+    return model
 
 
 def _abstract(make: Callable[[], Any]) -> Any:
@@ -79,15 +79,15 @@ def _abstract(make: Callable[[], Any]) -> Any:
     graph: list[Any] = []
 
     def parts() -> Any:
-        made = _called(make)
-        if not isinstance(made, nnx.Module):
-            return made
-        graphdef, values = nnx.split(made)
+        model = _called(make)
+        if not isinstance(model, nnx.Module):
+            return model
+        graphdef, values = nnx.split(model)
         graph.append(graphdef)
         return values
 
     try:
-        made = jax.eval_shape(parts)
+        model = jax.eval_shape(parts)
     except LossError:
         raise
     except TypeError as error:
@@ -96,4 +96,4 @@ def _abstract(make: Callable[[], Any]) -> Any:
             f"arguments: {error}. Give lambda: Model(config, rngs=nnx.Rngs(0)), or a tree of "
             f"parameters"
         ) from error
-    return nnx.merge(graph[-1], made) if graph else made
+    return nnx.merge(graph[-1], model) if graph else model

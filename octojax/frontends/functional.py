@@ -6,7 +6,7 @@ from typing import Any
 from octojax.errors import LossError
 from octojax.frontends.overwritten import refuse_overwritten
 from octojax.frontends.pure import PureLoss, split_result
-from octojax.frontends.returned import taken
+from octojax.frontends.returned import split_state
 
 
 def adapt_functional(params: Any, loss_fn: Callable[..., Any], state: Any = None) -> PureLoss:
@@ -34,7 +34,7 @@ def _stateless(loss_fn: Callable[..., Any], trained: Any) -> Callable[..., Any]:
 
     def fn(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
         loss, *aux = split_result(loss_fn(params, batch))
-        returned = taken(aux, collections)[1] if aux and collections else {}
+        returned = split_state(aux, collections)[1] if aux and collections else {}
         if returned:
             raise LossError(
                 f"the loss returns new values of {sorted(returned)}, which are among the "
@@ -52,7 +52,7 @@ def _stateful(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         parts = split_result(loss_fn(params, state, batch), most=3)
         if len(parts) == 3:
             return parts
-        aux, new = taken(parts[1], {"state": state}) if len(parts) == 2 else (None, {})
+        aux, new = split_state(parts[1], {"state": state}) if len(parts) == 2 else (None, {})
         return parts[0], aux, new.get("state", state)
 
     return fn

@@ -8,7 +8,7 @@ import jax.tree_util as tree
 from octojax.errors import LossError
 from octojax.frontends.overwritten import refuse_overwritten
 from octojax.frontends.pure import PureLoss, split_result
-from octojax.frontends.returned import taken
+from octojax.frontends.returned import split_state
 from octojax.frontends.unwritten import check_unwritten
 
 
@@ -16,7 +16,7 @@ def adapt_linen(variables: Mapping[str, Any], loss_fn: Callable[[Any, Any], Any]
     """Returns the pure form of `loss_fn(variables, batch)`, where `variables` are those of `init`.
 
     The collection "params" is trained, the others are state. Collections that the loss updates
-    are returned beside aux or anywhere in it (see `octojax.frontends.returned`):
+    are returned next to aux or anywhere in it (see `octojax.frontends.returned`):
 
         loss, updates
         loss, aux, updates
@@ -36,7 +36,7 @@ def adapt_linen(variables: Mapping[str, Any], loss_fn: Callable[[Any, Any], Any]
 
     def run(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
         loss, *rest = split_result(loss_fn({"params": params, **state}, batch), most=3)
-        aux, updates = taken(tuple(rest), state, beside={"params": params})
+        aux, updates = split_state(tuple(rest), state, companions={"params": params})
         return loss, _aux(rest, aux, state), {"params": params, **state, **updates}
 
     def fn(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
@@ -61,7 +61,7 @@ def _size(value: Any) -> int:
 
 
 def _aux(returned: list[Any], rest: Any, state: Mapping[str, Any]) -> Any:
-    """What is left of the parts that the loss returned beside its value."""
+    """Returns what remains of the parts that the loss returned next to its value."""
     parts = [None] * len(returned) if rest is None else list(rest)
     untouched = all(_size(a) == _size(b) for a, b in zip(parts, returned, strict=True))
     if len(returned) == 2 and untouched and isinstance(returned[-1], Mapping) and returned[-1]:
@@ -69,5 +69,5 @@ def _aux(returned: list[Any], rest: Any, state: Mapping[str, Any]) -> Any:
             f"the loss returned updates of collections {sorted(returned[-1])}; the model's "
             f"variables have {sorted(state) or 'none besides params'}"
         )
-    left = [part for part in parts if tree.tree_leaves(part)]
-    return tuple(left) if len(left) > 1 else left[0] if left else None
+    remaining = [part for part in parts if tree.tree_leaves(part)]
+    return tuple(remaining) if len(remaining) > 1 else remaining[0] if remaining else None

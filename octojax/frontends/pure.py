@@ -28,9 +28,9 @@ class PureLoss:
     split: Callable[[Any], tuple[Any, Any] | None] = lambda model: None
     make: Callable[[], tuple[Any, Any]] | None = None
 
-    def example(self, given: Any) -> Any:
-        """Returns `given`, or where it is a function, the model that it makes, of shapes."""
-        return self.merge(self.params, self.state) if is_constructor(given) else given
+    def example(self, model: Any) -> Any:
+        """Returns `model`, or where it is a function, the model that it makes, of shapes."""
+        return self.merge(self.params, self.state) if is_constructor(model) else model
 
 
 def split_result(result: Any, most: int = 2) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""New module state in what a loss returned beside its value, wherever the user put it.
+"""New module state in what a loss returned next to its value, wherever the user put it.
 
     loss, updates                         updates = {"batch_stats": ...}
     loss, (updates, logits)               ... and in any other order
@@ -22,13 +22,13 @@ Place = tuple[Any, ...]
 """A key path."""
 
 
-def taken(
-    returned: Any, known: Mapping[str, Any], beside: Mapping[str, Any] | None = None
+def split_state(
+    returned: Any, templates: Mapping[str, Any], companions: Mapping[str, Any] | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns what is left of `returned`, and new state by name, in the structure of `known`.
+    """Returns what remains of `returned`, and new state by name, in the structure of `templates`.
 
-    A part is new state if its key is a name in `known`, or if its own keys and shapes are those
-    of one state and no other. Names in `beside` count only next to one of these.
+    A part is new state if its key is a name in `templates`, or if its own keys and shapes are those
+    of one state and no other. Names in `companions` count only next to one of these.
 
     Raises:
         LossError: a part under the name of a state has another structure, or two are one state.
@@ -36,9 +36,9 @@ def taken(
     parts: dict[str, list[tuple[str, Any]]] = {}
 
     def walk(node: Any, path: Place, parent: Any = None) -> Any:
-        name = _name(node, path, known)
-        if beside and isinstance(parent, Mapping) and any(x in known for x in parent):
-            name = name or _name(node, path[-1:], beside, by_form=False)
+        name = _name(node, path, templates)
+        if companions and isinstance(parent, Mapping) and any(x in templates for x in parent):
+            name = name or _name(node, path[-1:], companions, by_form=False)
         if name is not None:
             parts.setdefault(name, []).append((path_name(path, "aux"), node))
             return None
@@ -51,26 +51,26 @@ def taken(
 
     rest = walk(returned, ())
     _check_once(parts)
-    forms = {**known, **(beside or {})}
+    forms = {**templates, **(companions or {})}
     states = {name: _like(forms[name], some[0][1]) for name, some in parts.items()}
     return (rest if tree.tree_leaves(rest) else None), states
 
 
-def _name(node: Any, path: Place, known: Mapping[str, Any], by_form: bool = True) -> str | None:
+def _name(node: Any, path: Place, templates: Mapping[str, Any], by_form: bool = True) -> str | None:
     """Returns the state that a part is, by its key or by its form."""
     key = str(getattr(path[-1], "key", getattr(path[-1], "name", ""))) if path else ""
-    if key in known:
-        if _names(node) == _names(known[key]):
+    if key in templates:
+        if _names(node) == _names(templates[key]):
             return key
         if isinstance(node, Mapping):
-            _refuse_form(path_name(path, "aux"), known[key], node)
+            _refuse_form(path_name(path, "aux"), templates[key], node)
     if not by_form or tree.all_leaves([node]):
         return None
     names = _names(node)
-    same = [x for x, state in known.items() if names == _names(state) and _alike(node, state)]
+    same = [x for x, state in templates.items() if names == _names(state) and _alike(node, state)]
     if len(same) != 1:
         return None
-    if not _is_keyed(known[same[0]]):
+    if not _is_keyed(templates[same[0]]):
         raise LossError(
             f"{path_name(path, 'aux')} has the shapes of the state, a tuple of arrays: is it the "
             f"new state, or other results? Return loss, aux, new_state"

@@ -21,13 +21,13 @@ def check_unwritten(run: Callable[..., Any], args: tuple[Any, Any, Any], after: 
     old, new = (tree.tree_flatten_with_path(x)[0] for x in (args[0], after))
     names = [path_name(path) for path, _ in old]
     added = sorted({path_name(path) for path, _ in new} - set(names))
-    written: list[str] = []
+    changes: list[str] = []
     if not added and any(x is not y for (_, x), (_, y) in zip(old, new, strict=True)):
         flat = forward_outputs(flatten(compat.trace(run, *args)[0]))
         ends = zip(names, flat.invars, flat.outvars)
-        written = [name for name, before, value in ends if value is not before]
-    if added or written:
+        changes = [name for name, before, value in ends if value is not before]
+    if added or changes:
         raise LossError(
-            f"the loss changes trained parameters: writes {written or 'none'}, adds "
+            f"the loss changes trained parameters: writes {changes or 'none'}, adds "
             f"{added or 'none'}. Only the optimizer may; keep such values in another Variable type"
         )

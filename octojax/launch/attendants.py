@@ -1,4 +1,4 @@
-"""Two processes that a launch has beside those of the script: its coordinator and its guard."""
+"""Two processes that a launch has next to those of the script: its coordinator and its guard."""
 
 import contextlib
 import os
@@ -16,15 +16,21 @@ class Coordinator:
 
     def __init__(self, address: str, num_processes: int, timeout_s: float) -> None:
         self.process: subprocess.Popen[bytes] | None = None
-        self.told: dict[str, str] = {}  # what the processes must know of it
+        self.environment: dict[str, str] = {}  # what the processes must know of it
         self.said = tempfile.TemporaryFile()  # noqa: SIM115  (closed on exit)
         if num_processes == 1:
             return
-        self.told[HEARTBEAT] = str(heartbeat_s(timeout_s))
+        self.environment[HEARTBEAT] = str(heartbeat_s(timeout_s))
         file = coordinator.__file__
-        wanted = address, num_processes, heartbeat_s(timeout_s), round(timeout_s) or 1, os.getpid()
+        arguments = (
+            address,
+            num_processes,
+            heartbeat_s(timeout_s),
+            round(timeout_s) or 1,
+            os.getpid(),
+        )
         self.process = subprocess.Popen(
-            [sys.executable, "-P", str(file), *map(str, wanted)],
+            [sys.executable, "-P", str(file), *map(str, arguments)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self.said,  # shown only if it fails: else it repeats what the processes say

@@ -110,12 +110,12 @@ class Company:
             self._remind([e.process_id for e in exits if e.code == 0])
         return exits
 
-    def _joined(self, process_id: int) -> bool:
+    def _has_joined(self, process_id: int) -> bool:
         return (self.folder / f"joined.{process_id}").exists()
 
     def _remind(self, ids: Sequence[int], yet: str = "") -> None:
         """Says which of the processes run by themselves."""
-        alone = [str(i) for i in ids if not self._joined(i)]
+        alone = [str(i) for i in ids if not self._has_joined(i)]
         if alone and len(self.children) > 1:
             many = f"processes {', '.join(alone)} have"
             who = f"process {alone[0]} has" if len(alone) == 1 else many
@@ -127,7 +127,7 @@ class Company:
 
     def _exit(self, child: Child) -> Exit:
         code = None if child.ended else child.popen.returncode
-        return Exit(child.process_id, code, self._joined(child.process_id), child.at_s or 0.0)
+        return Exit(child.process_id, code, self._has_joined(child.process_id), child.at_s or 0.0)
 
     def _alive(self) -> list[Child]:
         """Returns who still runs. Of one that has just ended, the others are told, and what it

@@ -57,7 +57,7 @@ def launch(
     if num_processes < 1:
         raise ValueError(f"launch needs at least 1 process, asked for {num_processes}")
     address = f"127.0.0.1:{_free_port(port)}"
-    told = _serialised(echo or _print)
+    write_line = _serialised(echo or _print)
     with (
         Signals() as signals,
         tempfile.TemporaryDirectory(prefix="octopipe-") as folder,
@@ -70,8 +70,8 @@ def launch(
                 env = _environment(
                     address, num_processes, process_id, devices_per_process, timeout_s
                 )
-                env.update(coordinator.told, **{FOLDER: folder})
-                company.add(_start(arguments, env, process_id, told, pin))
+                env.update(coordinator.environment, **{FOLDER: folder})
+                company.add(_start(arguments, env, process_id, write_line, pin))
             return company.wait(coordinator, signals)
         finally:
             company.end()
@@ -93,8 +93,8 @@ def _environment(
     address: str, num_processes: int, process_id: int, devices: int, timeout_s: float
 ) -> dict[str, str]:
     env = dict(os.environ)
-    kept = [flag for flag in env.get("XLA_FLAGS", "").split() if not flag.startswith(_COUNT)]
-    env["XLA_FLAGS"] = " ".join([*kept, f"{_COUNT}={devices}"])
+    flags = [flag for flag in env.get("XLA_FLAGS", "").split() if not flag.startswith(_COUNT)]
+    env["XLA_FLAGS"] = " ".join([*flags, f"{_COUNT}={devices}"])
     env[COORDINATOR] = address
     env[NUM_PROCESSES] = str(num_processes)
     env[PROCESS_ID] = str(process_id)

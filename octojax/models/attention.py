@@ -67,10 +67,10 @@ def _scores(q_BTGRK, k_BSGK, first_query: int, first_key: int, mask: Mask) -> ja
     query_T = first_query + jnp.arange(q_BTGRK.shape[1])
     key_S = first_key + jnp.arange(k_BSGK.shape[1])
     distance_TS = query_T[:, None] - key_S[None, :]
-    seen = distance_TS >= 0
+    visible = distance_TS >= 0
     if mask.window is not None:
-        seen &= distance_TS < mask.window
-    return jnp.where(seen[None, None, None], scores, -jnp.inf)
+        visible &= distance_TS < mask.window
+    return jnp.where(visible[None, None, None], scores, -jnp.inf)
 
 
 def _grouped(x_BTHK: jax.Array, groups: int) -> jax.Array:

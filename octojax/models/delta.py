@@ -75,10 +75,10 @@ def delta_rule(
         fading = jnp.exp(jnp.where(upto, gap, -jnp.inf))
         alike = jnp.einsum("BHQK,BHSK->BHQS", k, k) * fading * beta[..., None]
         system = jnp.where(before, alike, 0)
-        known = jnp.einsum("BHQK,BHKV->BHQV", k, state) * jnp.exp(total)[..., None]
-        wanted = (v - known) * beta[..., None]
+        prediction = jnp.einsum("BHQK,BHKV->BHQV", k, state) * jnp.exp(total)[..., None]
+        update = (v - prediction) * beta[..., None]
         correction = jax.lax.linalg.triangular_solve(
-            system, wanted, left_side=True, lower=True, unit_diagonal=True
+            system, update, left_side=True, lower=True, unit_diagonal=True
         )
         scores = jnp.einsum("BHQK,BHSK->BHQS", q, k) * fading
         out = jnp.einsum("BHQS,BHSV->BHQV", scores, correction)

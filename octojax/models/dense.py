@@ -21,14 +21,14 @@ EPSILON = 1e-5
 def keeping_inputs(core: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Returns `core(config, *inputs)` with a backward that runs it again: of all that it computes
     only its inputs are kept. `config` is hashable and has no derivative."""
-    kept = jax.custom_vjp(core, nondiff_argnums=(0,))
-    kept.defvjp(
+    function = jax.custom_vjp(core, nondiff_argnums=(0,))
+    function.defvjp(
         lambda config, *inputs: (core(config, *inputs), inputs),
         lambda config, inputs, gradient: jax.vjp(functools.partial(core, config), *inputs)[1](
             gradient
         ),
     )
-    return kept
+    return function
 
 
 def rms_norm(

@@ -111,7 +111,7 @@ def ssd(
 def mamba2_core(config: Mamba2Config, zxbcdt, conv_weight, conv_bias, dt_bias, a_log, skip, scale):
     """Returns convolution, recurrence, skip, gate and norm of the projected (z, x, B, C, dt).
 
-    Computing the recurrence again is cheap beside the projections, where keeping decay matrices
+    Computing the recurrence again is cheap next to the projections, where keeping decay matrices
     would cost Q times the layer's input.
     """
     sizes = [config.inner, config.inner + config.mixed]

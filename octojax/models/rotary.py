@@ -42,8 +42,8 @@ class Rotary:
             return rates / self.stretch
         smooth = self.smoothing
         turns = smooth.original * rates / (2 * math.pi)
-        kept = jnp.clip((turns - smooth.low) / (smooth.high - smooth.low), 0, 1)
-        return rates * (kept + (1 - kept) / self.stretch)
+        share = jnp.clip((turns - smooth.low) / (smooth.high - smooth.low), 0, 1)
+        return rates * (share + (1 - share) / self.stretch)
 
 
 def rotate(x_BTHK: jax.Array, rotary: Rotary) -> jax.Array:

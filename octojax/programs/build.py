@@ -61,8 +61,8 @@ class _bar:
     advance function.
     """
 
-    def __init__(self, total: int, shown: bool) -> None:
-        self.total, self.shown = total, shown
+    def __init__(self, total: int, visible: bool) -> None:
+        self.total, self.visible = total, visible
         self.count, self.begun_s = 0, time.monotonic()
         self.next_s = self.begun_s + EVERY_S
 
@@ -76,7 +76,7 @@ class _bar:
             print(f"{text} ({name})", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Callable[[str], None]:
-        if not self.shown or not self.total:
+        if not self.visible or not self.total:
             self.progress = None
             return lambda _: None
         from rich.console import Console

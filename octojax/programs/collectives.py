@@ -63,8 +63,8 @@ def _groups(text: str, size: int) -> Sequence[Sequence[int]]:
     """Returns the devices that speak to each other, by their places in the mesh."""
     listed = _LISTED.search(text)
     if listed:
-        found = re.findall(r"\{([\d, ]*)\}", listed[1])
-        return [[int(x) for x in group.split(",") if x.strip()] for group in found]
+        groups = re.findall(r"\{([\d, ]*)\}", listed[1])
+        return [[int(x) for x in group.split(",") if x.strip()] for group in groups]
     mesh = _MESH.search(text)
     if mesh:
         return _groups_of_mesh(*mesh.groups())
@@ -91,8 +91,8 @@ def _groups_of_mesh(sizes: str, parts: str) -> Sequence[Sequence[int]]:
     for place, (name, size) in zip(places, shape.items(), strict=True):
         before, part = moving.get(name, (1, 1))
         after = size // (before * (part or size // before))
-        kept = place // (size // before) * after + place % after
-        own = own * before * after + kept
+        number = place // (size // before) * after + place % after
+        own = own * before * after + number
     return [np.flatnonzero(own == group).tolist() for group in np.unique(own)]
 
 

@@ -121,7 +121,7 @@ class Microbatches:
     def split(
         self,
         leaves: dict[int, Any],
-        wanted: Sequence[tuple[int, int]],
+        pieces: Sequence[tuple[int, int]],
         first: Any,
         start: Any,
         size: int,
@@ -141,7 +141,7 @@ class Microbatches:
                 return key
             return jax.vmap(lambda shard: jax.random.fold_in(key, shard))(np.arange(self.shards))
 
-        return tuple(raw(piece(leaf, k)) for leaf, k in wanted)
+        return tuple(raw(piece(leaf, k)) for leaf, k in pieces)
 
 
 def plan_microbatches(

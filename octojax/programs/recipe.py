@@ -128,22 +128,21 @@ def function(
     """
 
     def run(*values: Any) -> tuple[Any, ...]:
-        known = dict(enumerate(values))
+        env = dict(enumerate(values))
         for call in recipe.calls:
             closed = programs[call.program]
             read = [
-                unstored(known[i], aval)
-                for i, aval in zip(call.reads, closed.in_avals, strict=True)
+                unstored(env[i], aval) for i, aval in zip(call.reads, closed.in_avals, strict=True)
             ]
-            written = evaluate(closed, read, axes)
-            for i, total, value in zip(call.writes, call.adds, written, strict=True):
+            results = evaluate(closed, read, axes)
+            for i, total, value in zip(call.writes, call.adds, results, strict=True):
                 if i < 0:
                     continue
                 if total >= 0:
-                    known[i] = add_term(known[total], value)
+                    env[i] = add_term(env[total], value)
                 else:
-                    known[i] = raw(value)
-        return tuple(known[i] for i in recipe.outputs)
+                    env[i] = raw(value)
+        return tuple(env[i] for i in recipe.outputs)
 
     return run
 
@@ -166,11 +165,11 @@ def on_rank(
     recipe: Recipe,
     programs: Sequence[ClosedJaxpr],
     rank: Rank,
-    known: Mapping[int, PartitionSpec] | None = None,
+    specs: Mapping[int, PartitionSpec] | None = None,
 ) -> tuple[Callable[..., tuple[Any, ...]], tuple[jax.ShapeDtypeStruct, ...]]:
     """Returns the recipe as a function over the devices of `rank`, and its arguments.
 
-    `known` are the specs that XLA has made of the numbers in `Recipe.specs`.
+    `specs` are those that XLA has made of the numbers in `Recipe.specs`.
 
     With a data axis it is a `shard_map`, manual over that axis alone; values that outlive
     the program are stacked, so that nothing is reduced before the end of the step. Over further
@@ -181,7 +180,7 @@ def on_rank(
     run, shard = function(recipe, programs, axes), arguments(recipe, programs)
     size, offloaded = rank.data_size, _offloaded(recipe, programs)
     placed = tuple(
-        on_devices(aval, layout, rank, spec_of(spec, known), offloaded=k in offloaded)
+        on_devices(aval, layout, rank, spec_of(spec, specs), offloaded=k in offloaded)
         for k, (aval, layout, spec) in enumerate(
             zip(shard, recipe.layouts, recipe.argument_specs, strict=True)
         )
@@ -214,26 +213,26 @@ def result_places(
     recipe: Recipe,
     programs: Sequence[ClosedJaxpr],
     rank: Rank,
-    known: Mapping[int, PartitionSpec] | None = None,
+    specs: Mapping[int, PartitionSpec] | None = None,
 ) -> tuple[jax.sharding.Sharding | None, ...]:
-    """Returns where each result of the recipe lies; None: where XLA wants it, until `known`."""
+    """Returns where each result of the recipe lies; None: where XLA wants it, until in `specs`."""
     offloaded = _offloaded(recipe, programs)
     places: list[jax.sharding.Sharding | None] = []
     for value, spec in zip(recipe.outputs, recipe.result_specs, strict=True):
-        where = rank.stacked(spec_of(spec, known))
+        where = rank.stacked(spec_of(spec, specs))
         if value in offloaded:
             places.append(on_host(where))
         else:
-            open_ = isinstance(spec, int) and rank.spreads and spec not in (known or {})
+            open_ = isinstance(spec, int) and rank.spreads and spec not in (specs or {})
             places.append(None if open_ else where)
     return tuple(places)
 
 
-def spec_of(spec: Spec, known: Mapping[int, PartitionSpec] | None) -> PartitionSpec:
+def spec_of(spec: Spec, specs: Mapping[int, PartitionSpec] | None) -> PartitionSpec:
     """Returns the spec that a number stands for: whole, where XLA has not said."""
     if isinstance(spec, PartitionSpec):
         return spec
-    return (known or {}).get(spec, WHOLE)
+    return (specs or {}).get(spec, WHOLE)
 
 
 def _offloaded(recipe: Recipe, programs: Sequence[ClosedJaxpr]) -> set[int]:

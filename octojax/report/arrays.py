@@ -52,7 +52,7 @@ class _Blob:
 def panel_data(panel: Panel) -> dict[str, Any]:
     """Returns what the viewer needs of a panel, ready for `json.dumps`.
 
-    Beside titles and the layers of each stage: `columns` (name, length, differences) and `blob`.
+    Next to titles and the layers of each stage: `columns` (name, length, differences) and `blob`.
     Times are in steps of `tick_s` from the step's start, memory in steps of `memory_unit` bytes.
     """
     timeline = panel.timeline

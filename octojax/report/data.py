@@ -103,11 +103,11 @@ def _check(timeline: Timeline) -> None:
             raise ValueError(f"{where} ends after the makespan, {timeline.makespan_s} s")
         if not isinstance(span.item, Overlap) and not span.item.kind.computes:
             raise ValueError(f"{where}: transfers belong into transfer_spans")
-    for moved in timeline.transfers:
-        where = f"transfer {moved.name} from rank {moved.source!r} to rank {moved.target!r}"
-        _expect_ranks(where, ranks, moved.source, moved.target)
-        times = (moved.start_s, moved.end_s, moved.nbytes, moved.overlap_s, moved.latency_s)
-        for value in (moved.stage, moved.microbatch, moved.sender_overlap_s, *times):
+    for span in timeline.transfers:
+        where = f"transfer {span.name} from rank {span.source!r} to rank {span.target!r}"
+        _expect_ranks(where, ranks, span.source, span.target)
+        times = (span.start_s, span.end_s, span.nbytes, span.overlap_s, span.latency_s)
+        for value in (span.stage, span.microbatch, span.sender_overlap_s, *times):
             _seconds(value)
     for gap in timeline.gaps:
         _expect_ranks(f"gap before {gap.before or 'the end'}", ranks, gap.rank, gap.peer)

@@ -71,18 +71,18 @@ class Bar:
 
 
 def stage_layers(
-    found: Schedule | Plan | LoweredPlan, profile: Profile | None = None
+    plan: Schedule | Plan | LoweredPlan, profile: Profile | None = None
 ) -> tuple[str, ...]:
     """Returns what is in each stage of a plan: `layers 3-5: mamba, mlp, mamba`.
 
     Without a profile of the layers, their numbers alone; of a bare schedule nothing.
     """
-    if isinstance(found, Schedule):
+    if isinstance(plan, Schedule):
         return ()
     kinds = profile.kinds if profile is not None and profile.of_partition is None else ()
     names = []
-    for stage in range(found.partition.num_stages):
-        layers = found.partition.layers(stage)
+    for stage in range(plan.partition.num_stages):
+        layers = plan.partition.layers(stage)
         where = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"
         names.append(f"{where}: {', '.join(kinds[i] for i in layers)}" if kinds else where)
     return tuple(names)
@@ -109,16 +109,16 @@ def bars(timeline: Timeline) -> list[Bar]:
         for action in _actions(span):
             if action.stage not in stages[span.rank]:
                 stages[span.rank].append(action.stage)
-    order = [{stage: i for i, stage in enumerate(sorted(held))} for held in stages]
-    found = []
+    order = [{stage: i for i, stage in enumerate(sorted(numbers))} for numbers in stages]
+    pieces = []
     for span in timeline.actions:
         actions = _actions(span)
         length = (span.end_s - span.start_s) / len(actions)
         for i, action in enumerate(actions):
             start = span.start_s + i * length
             end = span.end_s if i == len(actions) - 1 else start + length
-            found.append(Bar(span.rank, action, start, end, order[span.rank][action.stage]))
-    return found
+            pieces.append(Bar(span.rank, action, start, end, order[span.rank][action.stage]))
+    return pieces
 
 
 def _actions(span: ActionSpan) -> tuple[Action, ...]:
@@ -149,8 +149,8 @@ def account(panel: Panel) -> list[tuple[str, ...]]:
 
 def kinds(panels: list[Panel]) -> list[str]:
     """Returns the kinds of action that appear, in the legend's order."""
-    seen = {bar.action.kind for panel in panels for bar in bars(panel.timeline)}
-    return [kind for kind in LEGEND if Kind(kind) in seen]
+    present = {bar.action.kind for panel in panels for bar in bars(panel.timeline)}
+    return [kind for kind in LEGEND if Kind(kind) in present]
 
 
 def extent_s(panels: list[Panel]) -> float:

@@ -1,6 +1,6 @@
 """Timelines as an SVG picture: a row per rank, widths in proportion to time.
 
-Every colour is an attribute of the element that has it, since few programs beside browsers
+Every colour is an attribute of the element that has it, since few programs other than browsers
 read style sheets; the classes are there for a page's own (`octojax.report.html`).
 """
 
@@ -240,9 +240,9 @@ def _memory(panel: Panel, rank: int, y: float, scale: float, layout: Layout) -> 
     )
 
 
-def _legend(seen: list[str], y: float, layout: Layout) -> str:
+def _legend(letters: list[str], y: float, layout: Layout) -> str:
     parts, x = [], layout.left
-    for kind in seen:
+    for kind in letters:
         name = f"{kind} {LEGEND[kind]}"
         parts.append(
             f'<rect class="{kind}" fill="{LIGHT[kind]}" x="{x:.1f}" y="{y}" width="14" '

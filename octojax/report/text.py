@@ -90,13 +90,13 @@ def _rows(panel: Panel, end_s: float, width: int, colour: bool) -> list[Text]:
     ranks = len(panel.timeline.ranks)
     margin = len(f"rank {max(0, ranks - 1)} ")
     columns = whole(panel, end_s, max(MIN_WIDTH, width - margin))
-    held: list[list[Bar]] = [[] for _ in range(ranks)]
+    bars_by_rank: list[list[Bar]] = [[] for _ in range(ranks)]
     for bar in bars(panel.timeline):
-        held[bar.rank].append(bar)
+        bars_by_rank[bar.rank].append(bar)
     lines = [
         Text(" " * margin + axis(end_s, columns, panel.timeline.unit), style="dim", no_wrap=True)
     ]
-    for rank, row in enumerate(held):
+    for rank, row in enumerate(bars_by_rank):
         line = Text(f"rank {rank}".ljust(margin), no_wrap=True)
         lines.append(line + _row(row, end_s, columns, colour))
     return lines
@@ -219,9 +219,9 @@ def _style(bar: Bar, index: int) -> Style:
     return Style(color=readable(background), bgcolor=background)
 
 
-def _legend(found: list[str], colour: bool, dense: bool) -> Text:
+def _legend(letters: list[str], colour: bool, dense: bool) -> Text:
     line = Text()
-    for kind in found:
+    for kind in letters:
         line.append(
             f" {kind} ", Style(color=readable(LIGHT[kind]), bgcolor=LIGHT[kind]) if colour else None
         )
@@ -242,7 +242,7 @@ def _account(panel: Panel) -> Table:
     rows = account(panel)
     for row in rows[:MAX_RANKS_IN_TABLE]:
         table.add_row(*row)
-    left = len(rows) - MAX_RANKS_IN_TABLE
-    if left > 0:
-        table.add_row(f"and {left} more")
+    rest = len(rows) - MAX_RANKS_IN_TABLE
+    if rest > 0:
+        table.add_row(f"and {rest} more")
     return table

@@ -42,8 +42,8 @@ def renamed(stage: Stage, template: Program, forward: ForwardStage) -> Stage:
         )
     )
     for primal, gradient in _FAMILIES:
-        found = [(old, new) for old, new in names.items() if old.role is primal]
-        names |= {Ref(gradient, old.index): Ref(gradient, new.index) for old, new in found}
+        pairs = [(old, new) for old, new in names.items() if old.role is primal]
+        names |= {Ref(gradient, old.index): Ref(gradient, new.index) for old, new in pairs}
 
     def program(old: Program) -> Program:
         reads, writes = (

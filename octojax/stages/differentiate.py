@@ -57,13 +57,13 @@ def differentiate(
         raise PlanError(
             f"the loss (emit0) is written by stages {seeded or 'none'}; exactly one must write it"
         )
-    wanted = _wanted_gradients(forwards, trainable)
+    gradients = _wanted_gradients(forwards, trainable)
     stages: list[Stage] = []
     incoming: set[int] = set()
     silent: set[int] = set()
-    known: dict[tuple[object, ...], tuple[Program, Stage, set[Ref], set[Ref]]] = {}
+    by_likeness: dict[tuple[object, ...], tuple[Program, Stage, set[Ref], set[Ref]]] = {}
     for forward, refs, again in zip(
-        reversed(forwards), reversed(wanted), reversed(recompute), strict=True
+        reversed(forwards), reversed(gradients), reversed(recompute), strict=True
     ):
         cotangents = [
             Ref(Role.OUTPUT_GRAD, w.index)
@@ -78,11 +78,11 @@ def differentiate(
             if w.role is Role.OUTPUT and w.index in silent
         ]
         key = (*likeness(forward.forward, refs, cotangents, muted), again)
-        if key not in known:
+        if key not in by_likeness:
             joint = trace_joint(forward.forward, refs, cotangents, muted)
             stage = (_recomputing if again else _storing)(forward, joint)
-            known[key] = forward.forward, stage, set(joint.grads), set(joint.silent)
-        template, stage, grads, quiet = known[key]
+            by_likeness[key] = forward.forward, stage, set(joint.grads), set(joint.silent)
+        template, stage, grads, quiet = by_likeness[key]
         places = dict(zip(template.reads, forward.forward.reads, strict=True))
         inputs = {r.index: new.index for r, new in places.items() if r.role is Role.INPUT}
         stages.append(renamed(stage, template, forward))
@@ -95,7 +95,7 @@ def _wanted_gradients(
     forwards: Sequence[ForwardStage], trainable: frozenset[int] | None
 ) -> list[list[Ref]]:
     """Returns per stage the reads whose gradients some trainable parameter depends on."""
-    wanted: list[list[Ref]] = []
+    gradients: list[list[Ref]] = []
     active: set[int] = set()
     for stage in forwards:
         program = stage.forward
@@ -109,14 +109,14 @@ def _wanted_gradients(
                 or (ref.role is Role.INPUT and ref.index in active)
             )
         }
-        wanted.append(list(refs))
+        gradients.append(list(refs))
         reached = reached_from(jaxpr.eqns, refs.values())
         active = {
             w.index
             for w, v in zip(program.writes, jaxpr.outvars, strict=True)
             if w.role is Role.OUTPUT and is_var(v) and v in reached
         }
-    return wanted
+    return gradients
 
 
 def _storing(stage: ForwardStage, joint: Joint) -> Stage:
@@ -126,12 +126,12 @@ def _storing(stage: ForwardStage, joint: Joint) -> Stage:
     stored = choose_residuals(joint.forward, _crossing(joint), at_hand, _sources(joint))
     names.update((v, Ref(Role.RESIDUAL, i)) for i, v in enumerate(stored.values))
     eqns = [*(joint.forward[at] for at in stored.repeated), *joint.backward]
-    written = {**joint.outputs, **{names[v]: v for v in stored.values}}
+    writes = {**joint.outputs, **{names[v]: v for v in stored.values}}
     first, second = _split(joint, eqns, names)
     return Stage(
         index=stage.index,
         layers=stage.layers,
-        forward=_forward(joint, written, effects=True),
+        forward=_forward(joint, writes, effects=True),
         backward=_program(joint, Kind.BACKWARD, eqns, joint.grads, names),
         input_grad=first,
         weight_grad=second,
@@ -184,12 +184,12 @@ def _split(
         return _program(joint, Kind.INPUT_GRAD, eqns, finished, names), None
     first = [eqns[at] for at in cut.first]
     second = [eqns[at] for at in cut.second]
-    kept = choose_residuals(
+    residuals = choose_residuals(
         first, free_vars(second), lasting, _sources(joint), existing=frozenset(names) - lasting
     )
-    new = [v for v in kept.values if v not in names]
+    new = [v for v in residuals.values if v not in names]
     crossing = {v: Ref(Role.KEPT, i) for i, v in enumerate(new)}
-    second = [*(first[at] for at in kept.repeated), *second]
+    second = [*(first[at] for at in residuals.repeated), *second]
     return (
         _program(
             joint,
@@ -223,35 +223,35 @@ def _crossing(joint: Joint) -> list[Var]:
     return [v for v in free_vars(live, joint.grads.values()) if v not in incoming]
 
 
-def _forward(joint: Joint, written: dict[Ref, Atom], effects: bool) -> Program:
-    eqns = trim_loops(joint.forward, written.values(), keep_effects=effects)
-    return _assemble(Kind.FORWARD, eqns, written, {v: r for r, v in joint.inputs.items()})
+def _forward(joint: Joint, writes: dict[Ref, Atom], effects: bool) -> Program:
+    eqns = trim_loops(joint.forward, writes.values(), keep_effects=effects)
+    return _assemble(Kind.FORWARD, eqns, writes, {v: r for r, v in joint.inputs.items()})
 
 
 def _program(
     joint: Joint,
     kind: Kind,
     eqns: Sequence[JaxprEqn],
-    written: dict[Ref, Atom],
+    writes: dict[Ref, Atom],
     names: dict[Var, Ref],
 ) -> Program:
-    """Returns the program that makes `written`, reading what it needs under its name.
+    """Returns the program that makes `writes`, reading what it needs under its name.
 
     What a custom derivative prints is printed once, in B or I.
     """
     effects = kind in (Kind.BACKWARD, Kind.INPUT_GRAD)
-    return _assemble(kind, trim_loops(eqns, written.values(), effects), written, names)
+    return _assemble(kind, trim_loops(eqns, writes.values(), effects), writes, names)
 
 
 def _assemble(
     kind: Kind,
     eqns: Sequence[JaxprEqn],
-    written: dict[Ref, Atom],
+    writes: dict[Ref, Atom],
     names: dict[Var, Ref],
 ) -> Program:
-    invars = sorted(free_vars(eqns, written.values()), key=lambda v: _read_order(names[v]))
-    jaxpr = new_jaxpr(invars, list(written.values()), eqns)
-    return Program(kind, jaxpr, tuple(names[v] for v in invars), tuple(written))
+    invars = sorted(free_vars(eqns, writes.values()), key=lambda v: _read_order(names[v]))
+    jaxpr = new_jaxpr(invars, list(writes.values()), eqns)
+    return Program(kind, jaxpr, tuple(names[v] for v in invars), tuple(writes))
 
 
 def _read_order(ref: Ref) -> tuple[int, int]:

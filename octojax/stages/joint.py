@@ -51,18 +51,18 @@ class Joint:
 
 def trace_joint(
     program: Program,
-    wanted: Sequence[Ref],
+    targets: Sequence[Ref],
     cotangents: Sequence[Ref],
     silent: Sequence[Ref] = (),
 ) -> Joint:
-    """Returns the stage with its gradient for the reads in `wanted`.
+    """Returns the stage with its gradient for the reads in `targets`.
 
     `cotangents` are OUTPUT_GRAD refs and possibly SEED, the cotangent of EMIT 0. `silent` are
     the OUTPUT_GRADs of the next stage's silent inputs.
     """
     reads, writes = list(program.reads), list(program.writes)
     place = {ref: i for i, ref in enumerate(reads)}
-    at = [place[r] for r in wanted]
+    at = [place[r] for r in targets]
     pulled = [writes.index(primal_of(c)) for c in cotangents]
     muted = [writes.index(primal_of(c)) for c in silent]
     run = jaxpr_as_fun(program.jaxpr)
@@ -104,7 +104,7 @@ def trace_joint(
     zeros = zero_values(backward)
     grads: dict[Ref, Atom] = {
         Ref(_GRAD_OF[r.role], r.index): v
-        for r, v in zip(wanted, ends[len(writes) :], strict=True)
+        for r, v in zip(targets, ends[len(writes) :], strict=True)
         if (reached.get(r, False) if r.role is Role.INPUT else not is_zero(v, zeros))
     }
     return Joint(

@@ -216,14 +216,14 @@ class _Traced:
                 **self.extra_tree.unflatten(extras),
             )
             new = jax.tree.leaves(optax.apply_updates(tree, updates))
-            kept = [n if free else p for n, p, free in zip(new, params, trainable, strict=True)]
+            values = [n if free else p for n, p, free in zip(new, params, trainable, strict=True)]
             floats = [
                 g.astype(jnp.float32) if g.dtype.itemsize == 1 else g  # 8 bits: no promotion
                 for g, free in zip(gradients, trainable, strict=True)
                 if free
             ]
             norms = [optax.tree.norm(floats).astype(jnp.float32)] if grad_norm else []
-            return [*kept, *self._same_state(state), *norms]
+            return [*values, *self._same_state(state), *norms]
 
         with _tracing("update", self.params, self.extra_names):
             self.update: ClosedJaxpr = jax.make_jaxpr(update)(
@@ -281,8 +281,8 @@ def _tracing(what: str, params: Sequence[Any], extra: Sequence[str] = ()) -> Ite
     except PlanError:
         raise
     except Exception as error:
-        given = "".join(f", {name.strip(chr(39) + '[]')}" for name in extra)
-        call = "params" if what == "init" else f"gradients, state, params{given}"
+        extras = "".join(f", {name.strip(chr(39) + '[]')}" for name in extra)
+        call = "params" if what == "init" else f"gradients, state, params{extras}"
         raise PlanError(
             f"optimizer.{what}({call}) failed on the {len(params)} parameter leaves: "
             f"{type(error).__name__}: {error}. A step passes an optimizer these arguments and no "

@@ -29,12 +29,12 @@ def evaluate(distributed: Distributed, inputs: Mapping[End, Any]) -> dict[End, j
             run = jaxpr_as_fun(program.jaxpr)
             for binding in program.bindings:
                 results = run(*(read(program.rank, end) for end in binding.reads))
-                written = dict(zip(binding.writes, results, strict=True))
-                ranks[program.rank].update(written)
-                outputs.update(written)
+                by_end = dict(zip(binding.writes, results, strict=True))
+                ranks[program.rank].update(by_end)
+                outputs.update(by_end)
         for message in distributed.messages[k]:
             values = [ranks[message.source][end] for end in message.sent]
-            ranks[message.target].update(zip(message.kept, values, strict=True))
+            ranks[message.target].update(zip(message.copies, values, strict=True))
         for rank, values in enumerate(ranks):
             if rank in distributed.sources(k, rank):
                 values[distributed.gathered(k, rank)] = values[End(Role.PACKED, k)]

@@ -45,8 +45,8 @@ def _walk(
     for at, var in enumerate(jaxpr.invars):
         ends = {binding.reads[at] for binding in program.bindings}
         if var.aval.shape:
-            known = (_pieces(plan, end, program.rank, saved) for end in ends)
-            pieces[var] = frozenset().union(*known)
+            pieces_by_end = (_pieces(plan, end, program.rank, saved) for end in ends)
+            pieces[var] = frozenset().union(*pieces_by_end)
     for eqn in jaxpr.eqns:
         read = [x for x in eqn.invars if not isinstance(x, Literal) and pieces.get(x)]
         every = frozenset().union(*(pieces[x] for x in read))

@@ -52,10 +52,10 @@ def join_rows(rows: Sequence[jax.Array], layout: Rows) -> jax.Array:
     order = [row for rank in stack.ranks for row in stack.rows_by_rank[rank]]
     if order != sorted(order):
         every = every[np.argsort(order)]
-    moved = jnp.moveaxis(every, 0, layout.axis)
-    shape = list(moved.shape[: layout.axis]) + list(moved.shape[layout.axis + 1 :])
+    whole = jnp.moveaxis(every, 0, layout.axis)
+    shape = list(whole.shape[: layout.axis]) + list(whole.shape[layout.axis + 1 :])
     shape[layout.axis] *= len(stack.owners)
-    return moved.reshape(shape)
+    return whole.reshape(shape)
 
 
 def _to_bytes(value: Any) -> jax.Array:

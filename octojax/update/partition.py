@@ -81,7 +81,7 @@ def _rank_drafts(
 ) -> tuple[_Draft, ...]:
     """Returns the rank's work in every phase; what a later phase reads is saved by the first."""
     drafts: list[_Draft] = []
-    made: dict[int, int] = {}
+    phase_of: dict[int, int] = {}
 
     def save(at: int, value: int) -> None:
         drafts[at] = replace(drafts[at], saves=tuple(sorted({*drafts[at].saves, value})))
@@ -89,22 +89,22 @@ def _rank_drafts(
     for phase in range(routes.num_phases):
         mine = [stack[phase] for stack in rows if rank in stack[phase].stack.ranks]
         shared = {value for draft in mine for value in draft.shared}
-        known = {v for v in shared if v in made and routes.worth_saving(v)}
-        draft = _draft(routes, rank, phase, made, tuple(sorted(shared - known)))
-        for value in known:
-            save(made[value], value)
+        reusable = {v for v in shared if v in phase_of and routes.worth_saving(v)}
+        draft = _draft(routes, rank, phase, phase_of, tuple(sorted(shared - reusable)))
+        for value in reusable:
+            save(phase_of[value], value)
         for end, value in draft.inputs:
             if end.role is Role.SAVED:
-                save(made[value], value)
+                save(phase_of[value], value)
         drafts.append(draft)
         for op in draft.ops:
             for value in routes.graph.ops[op].outputs:
-                made.setdefault(value, phase)
+                phase_of.setdefault(value, phase)
     return tuple(drafts)
 
 
 def _draft(
-    routes: Routes, rank: int, phase: int, made: dict[int, int], saves: tuple[int, ...]
+    routes: Routes, rank: int, phase: int, phase_of: dict[int, int], saves: tuple[int, ...]
 ) -> _Draft:
     """Walks back from the targets to what the rank has at the start of the phase."""
     graph, placed = routes.graph, routes.placed
@@ -116,21 +116,21 @@ def _draft(
     offers = tuple(e for e in routes.entries(phase) if placed.layouts[e.value] == e.rank == rank)
     scattered = tuple(
         (v, to)
-        for v, to in routes.moved(phase)
+        for v, to in routes.row_moves(phase)
         if isinstance(to, Rows) and placed.layouts[v] == rank
     )
     ops: set[int] = set()
     inputs: dict[End, int] = {}
     arrived: set[int] = set()
     gathered: set[int] = set()
-    seen: set[int] = set()
+    visited: set[int] = set()
     todo: list[Atom] = [want.atom for want in targets] + [entry.value for entry in offers]
     todo += [value for value, _ in scattered] + list(saves)
     while todo:
         atom = todo.pop()
-        if isinstance(atom, Literal) or atom in seen:
+        if isinstance(atom, Literal) or atom in visited:
             continue
-        seen.add(atom)
+        visited.add(atom)
         if atom < graph.num_inputs and placed.layouts[atom] in (EVERYWHERE, rank):
             (inputs_end,) = routes.ends[atom]
             inputs[inputs_end] = atom
@@ -138,7 +138,7 @@ def _draft(
             arrived.add(atom)
         elif routes.moves.get((atom, rank), phase) < phase:
             gathered.add(atom)
-        elif atom in made and routes.worth_saving(atom):
+        elif atom in phase_of and routes.worth_saving(atom):
             inputs[End(Role.SAVED, atom)] = atom
         else:
             ops.add(routes.producers[atom])
@@ -194,7 +194,7 @@ def _exchange(routes: Routes, phase: int) -> Exchange | None:
 def _moves(routes: Routes, phase: int) -> tuple[Move, ...]:
     """Returns the rows that change ranks after a phase; one that is where it is needed stays."""
     moves = []
-    for value, to in routes.moved(phase):
+    for value, to in routes.row_moves(phase):
         layout, aval = routes.placed.layouts[value], routes.graph.avals[value]
         rows = layout if isinstance(layout, Rows) else to
         assert isinstance(rows, Rows), "one side has the rows"

@@ -35,49 +35,45 @@ class Placed:
     exchanged: tuple[tuple[int, ...], ...]
     """`exchanged[k]` are the small values that travel between phase k and phase k + 1."""
 
-    moved: tuple[tuple[tuple[int, int | Rows], ...], ...]
-    """`moved[k]` are large values that travel row by row then: rows to a rank that needs the
+    row_moves: tuple[tuple[tuple[int, int | Rows], ...], ...]
+    """`row_moves[k]` are large values that travel row by row then: rows to a rank that needs the
     whole, or the whole of a rank to the ranks of its rows."""
 
     rules: Mapping[int, RowRule]
     """By position, how an operation acts on rows."""
 
     @property
-    def num_exchanges(self) -> int:
-        return len(self.exchanged)
-
-    @property
     def gathered(self) -> tuple[int, ...]:
         """The values that one rank gathers from their rows."""
-        return tuple(v for phase in self.moved for v, to in phase if isinstance(to, int))
+        return tuple(v for phase in self.row_moves for v, to in phase if isinstance(to, int))
 
 
 def place(
     graph: Graph,
     inputs: Sequence[Layout],
-    wanted: Sequence[tuple[Atom, Layout]],
+    targets: Sequence[tuple[Atom, Layout]],
     names: Sequence[str],
     limit_bytes: int = EXCHANGE_LIMIT_BYTES,
     roots: Sequence[int | None] = (),
 ) -> Placed:
-    """Returns layout and phase of every value, so that each wanted one can be had where it is
-    wanted.
+    """Returns layout and phase of every value, such that each target can be had where it is due.
 
-    `inputs` are the layouts of the inputs and `names` theirs, for messages. `roots` says which
-    leaf of the parameters each input belongs to: what belongs to one leaf is gathered on one
-    rank. Raises `PlanError` where one operation needs large values of several ranks.
+    `targets` are values and where they are to lie, `inputs` are the layouts of the inputs and
+    `names` theirs, for messages. `roots` says which leaf of the parameters each input belongs
+    to: what belongs to one leaf is gathered on one rank. Raises `PlanError` where one operation
+    needs large values of several ranks.
     """
     placer = _Placer(graph, inputs, names, limit_bytes, roots)
     for at, op in enumerate(graph.ops):
         placer.place(at, op)
-    for atom, layout in wanted:
+    for atom, layout in targets:
         placer.bring(atom, layout)
-    rounds = range(1 + max((*placer.exchanged, *placer.moved), default=-1))
+    rounds = range(1 + max((*placer.exchanged, *placer.row_moves), default=-1))
     return Placed(
         tuple(placer.layouts),
         tuple(placer.phases),
         tuple(tuple(sorted(placer.exchanged.get(k, ()))) for k in rounds),
-        tuple(tuple(placer.moved.get(k, ())) for k in rounds),
+        tuple(tuple(placer.row_moves.get(k, ())) for k in rounds),
         placer.rules,
     )
 
@@ -98,7 +94,7 @@ class _Placer:
         self.layouts[: graph.num_inputs] = inputs
         self.phases = [0] * len(graph.avals)
         self.exchanged: dict[int, set[int]] = {}
-        self.moved: dict[int, dict[tuple[int, int | Rows], None]] = {}
+        self.row_moves: dict[int, dict[tuple[int, int | Rows], None]] = {}
         self.rules: dict[int, RowRule] = {}
         self._roots: dict[int, int] = {v: x for v, x in enumerate(roots) if x is not None}
         self._homes: dict[tuple[str, int], int] = {}
@@ -134,7 +130,7 @@ class _Placer:
             return phase + 1
         if isinstance(layout, Rows) == isinstance(to, Rows) or to is EVERYWHERE:
             raise PlanError(crosses(self.graph, atom, layout, to, self.names))
-        self.moved.setdefault(phase, {})[atom, to] = None  # type: ignore[index]
+        self.row_moves.setdefault(phase, {})[atom, to] = None  # type: ignore[index]
         return phase + 1
 
     def _large(self, value: int) -> bool:

@@ -114,13 +114,13 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Message:
-    """What one rank hands to another after a phase: the ends that it sends, under which the other
-    keeps them, and their types."""
+    """What one rank hands to another after a phase: the ends that it sends, the ends of the copies
+    that the other keeps, and their types."""
 
     source: int
     target: int
     sent: tuple[End, ...]
-    kept: tuple[End, ...]
+    copies: tuple[End, ...]
     avals: tuple[Any, ...]
 
 
@@ -152,13 +152,13 @@ class Distributed:
     def with_scalars_on(self, ranks: Collection[int]) -> "Distributed":
         """Returns the function without the programs of other ranks that only join scalars."""
 
-        def kept(program: UpdateProgram | None) -> UpdateProgram | None:
+        def keep(program: UpdateProgram | None) -> UpdateProgram | None:
             if program is None or program.rank in ranks:
                 return program
             joins = all(end.role is Role.SCALAR for end in program.writes)
             return None if joins else program
 
-        phases = [replace(p, programs=tuple(map(kept, p.programs))) for p in self.phases]
+        phases = [replace(p, programs=tuple(map(keep, p.programs))) for p in self.phases]
         return replace(self, phases=tuple(phases))
 
     @property
@@ -309,8 +309,8 @@ class UpdatePlan:
                     f"rank {stack.rank}"
                 )
             sent = 0 if phase.exchange is None else len(phase.exchange.entries)
-            moved = 0 if phase.exchange is None else len(phase.exchange.moves)
-            rows.append(f"{line}, then {sent} values exchanged, {moved} rows moved")
+            moves = 0 if phase.exchange is None else len(phase.exchange.moves)
+            rows.append(f"{line}, then {sent} values exchanged, {moves} rows moved")
         return "\n".join(rows)
 
 

@@ -59,16 +59,16 @@ def _shape(graph: Graph, value: int) -> str:
 
 
 def _leaves(graph: Graph, values: Sequence[int], names: Sequence[str], most: int = 4) -> str:
-    """Names of the inputs that `values` are computed from."""
+    """Returns names of the inputs that `values` are computed from."""
     producers = graph.producers()
     inputs: set[int] = set()
-    seen: set[int] = set()
+    visited: set[int] = set()
     todo = list(values)
     while todo:
         value = todo.pop()
-        if value in seen:
+        if value in visited:
             continue
-        seen.add(value)
+        visited.add(value)
         if value < graph.num_inputs:
             inputs.add(value)
         else:

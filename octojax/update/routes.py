@@ -107,7 +107,7 @@ class Routes:
     @cached_property
     def moves(self) -> dict[tuple[int, int | Rows], int]:
         """Per value that moves by rows and where to, after which phase."""
-        return {move: k for k, moves in enumerate(self.placed.moved) for move in moves}
+        return {move: k for k, moves in enumerate(self.placed.row_moves) for move in moves}
 
     def _layout(self, phase: int) -> tuple[Entry, ...]:
         filled = [0] * self.num_ranks
@@ -133,9 +133,9 @@ class Routes:
         """Returns what is exchanged after a phase; nothing after the last."""
         return self.layouts_of_bytes[phase] if phase < len(self.layouts_of_bytes) else ()
 
-    def moved(self, phase: int) -> tuple[tuple[int, int | Rows], ...]:
+    def row_moves(self, phase: int) -> tuple[tuple[int, int | Rows], ...]:
         """Returns the large values that move by rows after a phase, and where to."""
-        return self.placed.moved[phase] if phase < self.num_phases - 1 else ()
+        return self.placed.row_moves[phase] if phase < self.num_phases - 1 else ()
 
     def width(self, phase: int) -> int:
         """Returns how many bytes every rank offers after a phase."""

@@ -67,16 +67,16 @@ class RowDraft:
 def row_drafts(routes: Routes, stack: Stack) -> list[RowDraft]:
     """Returns the work of a row of `stack` in every phase."""
     drafts: list[RowDraft] = []
-    made: dict[int, int] = {}
+    phase_of: dict[int, int] = {}
     for phase in range(routes.num_phases):
-        draft = _Walk(routes, stack, phase, made).run()
+        draft = _Walk(routes, stack, phase, phase_of).run()
         drafts.append(draft)
         for at, form in draft.steps:
             for value in routes.graph.ops[at].outputs if form == _NATIVE else ():
-                made.setdefault(value, phase)
+                phase_of.setdefault(value, phase)
         for (value, _), read in draft.reads.items():
-            if read.ends[0].role is Role.SAVED_ROW and value not in drafts[made[value]].saves:
-                earlier = drafts[made[value]]
+            if read.ends[0].role is Role.SAVED_ROW and value not in drafts[phase_of[value]].saves:
+                earlier = drafts[phase_of[value]]
                 earlier.saves = (*earlier.saves, value)
     return drafts
 
@@ -84,8 +84,8 @@ def row_drafts(routes: Routes, stack: Stack) -> list[RowDraft]:
 class _Walk:
     """Walks back from the targets of a row in one phase; lives for one call of `run`."""
 
-    def __init__(self, routes: Routes, stack: Stack, phase: int, made: dict[int, int]) -> None:
-        self.routes, self.stack, self.phase, self.made = routes, stack, phase, made
+    def __init__(self, routes: Routes, stack: Stack, phase: int, phase_of: dict[int, int]) -> None:
+        self.routes, self.stack, self.phase, self.phase_of = routes, stack, phase, phase_of
         placed = routes.placed
         self.draft = RowDraft(
             stack,
@@ -96,7 +96,9 @@ class _Walk:
                 if due == phase and isinstance(want.layout, Rows) and want.layout.stack == stack
             ),
             self._mine(e.value for e in routes.entries(phase)),
-            self._mine(v for v, _ in routes.moved(phase) if isinstance(placed.layouts[v], Rows)),
+            self._mine(
+                v for v, _ in routes.row_moves(phase) if isinstance(placed.layouts[v], Rows)
+            ),
         )
 
     def _mine(self, values: Iterable[int]) -> tuple[int, ...]:
@@ -112,13 +114,13 @@ class _Walk:
         draft, layouts = self.draft, self.routes.placed.layouts
         todo: list[tuple[Atom, Any]] = [(want.atom, want.layout) for want in draft.targets]
         todo += [(value, layouts[value]) for value in (*draft.offers, *draft.moves)]
-        seen: set[Node] = set()
+        visited: set[Node] = set()
         while todo:
             atom, form = todo.pop()
             if isinstance(atom, Literal):
                 draft.numbered |= form is not None and bool(np.shape(atom.val))
-            elif (atom, form) not in seen:
-                seen.add((atom, form))
+            elif (atom, form) not in visited:
+                visited.add((atom, form))
                 todo += self._whole(atom) if form is None else self._row(atom, form)
         return draft
 
@@ -148,7 +150,7 @@ class _Walk:
             if value < routes.graph.num_inputs:
                 self._read((value, form), routes.ends[value])
                 return ()
-            if value in self.made and routes.worth_saving(value):
+            if value in self.phase_of and routes.worth_saving(value):
                 ends = tuple(routes.piece(Role.SAVED_ROW, value, row, stack) for row in rows)
                 self._read((value, form), ends)
                 return ()

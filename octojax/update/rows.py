@@ -159,7 +159,7 @@ def _elementwise(call: _Call) -> RowRule | None:
     operands = rows and _elements(rows, sizes, call.out_shape())
     if rows is None or operands is None:
         return None
-    if any(x is not None and wanted is None for x, wanted in zip(call.rows, operands, strict=True)):
+    if any(x is not None and need is None for x, need in zip(call.rows, operands, strict=True)):
         return None
     return RowRule(operands, tuple(rows for _ in call.op.outputs), call.op.params)
 
@@ -332,10 +332,10 @@ def _dot_general(call: _Call) -> RowRule | None:
         return RowRule(operands, (output,), call.op.params)
     if other is not None:
         return None
-    kept = [
+    free = [
         [d for d in range(len(call.shape(k))) if d not in (*contract[k], *batch[k])] for k in (0, 1)
     ]
-    axis = len(batch[0]) + kept[side].index(mine.axis) + (len(kept[0]) if side else 0)
+    axis = len(batch[0]) + free[side].index(mine.axis) + (len(free[0]) if side else 0)
     rows = Rows(mine.stack, axis, mine.block)
     return RowRule((call.rows[0], call.rows[1]), (rows,), call.op.params)
 

@@ -84,18 +84,18 @@ def read_state(plan: UpdatePlan, places: Places, leaves: Sequence[Any]) -> OptSt
 def _inside(prefix: tuple[Any, ...], index: Any) -> tuple[Any, ...]:
     """Returns the index of a leaf that is `index` of the part of it that `prefix` takes."""
     rest = list(index)
-    found: list[Any] = []
+    result: list[Any] = []
     for entry in prefix:
         if not isinstance(entry, slice):
-            found.append(entry)
+            result.append(entry)
             continue
         inner = rest.pop(0)
         if entry == slice(None):
-            found.append(inner)
+            result.append(inner)
         else:
             first, last, _ = inner.indices(entry.stop - entry.start)
-            found.append(slice(entry.start + first, entry.start + last))
-    return (*found, *rest)
+            result.append(slice(entry.start + first, entry.start + last))
+    return (*result, *rest)
 
 
 def state_leaves(plan: UpdatePlan, tree: Any) -> list[Any]:

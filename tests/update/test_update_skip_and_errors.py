@@ -302,7 +302,7 @@ def test_every_rank_gets_what_it_reads_in_few_messages(ranks: int) -> None:
         own = plan.update.gathered(0, message.source)
         sent = {own if end.role is Role.PACKED else end for end in message.sent}
         assert sent <= known[message.source]
-        assert sent == set(message.kept)
+        assert sent == set(message.copies)
         known[message.target] |= sent
     for rank in range(ranks):
         reads = {plan.update.gathered(0, s) for s in plan.update.sources(0, rank)}

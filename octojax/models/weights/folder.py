@@ -107,8 +107,8 @@ class Folder:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:SHOWN])
-    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
+    text = ", ".join(names[:SHOWN])
+    return text if len(names) <= SHOWN else f"{text} and {len(names) - SHOWN} more"
 
 
 class Weights:
@@ -142,12 +142,12 @@ class Weights:
             yield path, self(path)[...]
 
     def _check(self, ignore: Sequence[str]) -> None:
-        wanted = {name for source in self._sources.values() for name in source.names()}
+        tensors = {name for source in self._sources.values() for name in source.names()}
         present = set(self.folder.file_of)
-        missing = sorted(wanted - present)
+        missing = sorted(tensors - present)
         extra = [
             name
-            for name in sorted(present - wanted)
+            for name in sorted(present - tensors)
             if not any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore)
         ]
         faults = [f"missing {len(missing)}: {_some(missing)}"] if missing else []

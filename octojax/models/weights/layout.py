@@ -190,15 +190,15 @@ class Leaf:
         return self.source.shape(self.files)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        asked = index if isinstance(index, tuple) else (index,)
+        entries = index if isinstance(index, tuple) else (index,)
         shape = self.shape
-        if Ellipsis in asked:
-            at = asked.index(Ellipsis)
-            gap = (slice(None),) * (len(shape) - len(asked) + 1)
-            asked = (*asked[:at], *gap, *asked[at + 1 :])
-        asked = (*asked, *(slice(None),) * (len(shape) - len(asked)))
+        if Ellipsis in entries:
+            at = entries.index(Ellipsis)
+            gap = (slice(None),) * (len(shape) - len(entries) + 1)
+            entries = (*entries[:at], *gap, *entries[at + 1 :])
+        entries = (*entries, *(slice(None),) * (len(shape) - len(entries)))
         slices, rows = [], []
-        for axis, (part, size) in enumerate(zip(asked, shape, strict=True)):
+        for axis, (part, size) in enumerate(zip(entries, shape, strict=True)):
             if isinstance(part, slice):
                 start, stop, step = part.indices(size)
                 if step != 1:
