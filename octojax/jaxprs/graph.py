@@ -73,9 +73,9 @@ def graph_of(closed: ClosedJaxpr) -> Graph:
 
 
 def bind(op: Op, params: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
-    """Returns the results of an operation, with `params` in the place of its own."""
-    results = op.primitive.bind(*operands, **op.primitive.get_bind_params(params))
-    return results if op.primitive.multiple_results else [results]
+    """Returns the results of an operation, with `params` in the place of its own, under the source
+    line and settings of its equation."""
+    return compat.bind_here(op.source, operands, params)
 
 
 class _MergingBuilder(LiteralBuilder):

@@ -179,9 +179,8 @@ def test_debug_nans_of_an_update_leaves_the_state_whole():
     )
     with step, jax.debug_nans(True):
         state = step.init()
-        named = (
-            r"after step 0 failed: rank [01]: a NaN in the results of UPDATE0: made by sqrt.*whole"
-        )
+        cause = rf"UPDATE0: made by sqrt at \S*test_contexts.py:{line_of('poison = ')}"
+        named = rf"after step 0 failed: rank [01]: a NaN in the results of {cause}.*whole"
         with pytest.raises(NonFiniteError, match=named):
             step(state, rows())
         assert state.is_alive()
