@@ -25,7 +25,7 @@ REQUIREMENTS = {
     "spectrax": ["spectrax-lib==0.1.4", "jax==0.10.0", "jaxlib==0.10.0"],
     "jaxpp": ["jax==0.9.2", "jaxlib==0.9.2", "portpicker==1.6.0"],
 }
-"""What a peer needs on a CPU. JaxPP asks for CUDA as well, so its own requirements are not taken."""
+"""What a peer needs on a CPU. JaxPP asks for CUDA as well, so its own list is not taken."""
 
 
 def environment(peer: str, folder: Path, source: str | None) -> str:
@@ -91,7 +91,7 @@ def main() -> None:
         pythons["spectrax"] = environment("spectrax", arguments.environments, None)
     if arguments.jaxpp is not None:
         pythons["jaxpp"] = environment("jaxpp", arguments.environments, arguments.jaxpp)
-    print("| model | library | JAX | schedule | ms a step | x plain | processor, x plain | first call, s |")
+    print("| model | library | JAX | schedule | ms a step | x plain | processor | first call, s |")
     print("|---|---|---|---|---|---|---|---|")
     for size in arguments.sizes.split(","):
         started = programs(pythons, size, arguments.ranks, arguments.schedules.split(","))

@@ -4,6 +4,7 @@ A hybrid of blocks "mamlmamm": m a gated linear recurrence, a causal attention, 
 its norm and residual stream; an embedding and a vocabulary head around them.
 """
 
+import itertools
 from typing import Any
 
 import jax
@@ -98,4 +99,4 @@ def stages(layers: list[Any], count: int) -> list[list[Any]]:
     """Returns the layers in `count` stages: blocks evenly, embedding and head at the ends."""
     blocks = len(layers) - 2
     bounds = [0] + [1 + blocks * k // count for k in range(1, count)] + [len(layers)]
-    return [layers[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [layers[a:b] for a, b in itertools.pairwise(bounds)]
