@@ -6,7 +6,7 @@
     plain              one process on one core: one jitted step, `lax.scan` over the microbatches
     1f1b               two processes, a core each: uniform stages, whole backwards
     zb-h1              the same with backwards split into I and W
-    zb-h1, balanced    the same on stages of nearly equal time
+    zb-h1-balanced     the same on stages of nearly equal time
     tuned              the tuner's plan
 
 Two processes, each bound to one core of those that this one may use. Both time all layers at the
@@ -32,6 +32,7 @@ sys.path.insert(0, str(HERE.parent / "experiments"))
 from gap import Work, time_parts  # noqa: E402
 
 PROCESSES = 2
+PLANS = ("1f1b", "zb-h1", "zb-h1-balanced", "tuned")
 SHARES = ("fill and drain", "waiting for computation", "waiting for transfers")
 HOST = "waiting for the host"
 
@@ -153,7 +154,7 @@ def plans_of(profile: Any, ranks: int, microbatches: int, seconds: float) -> tup
     plans = {
         "1f1b": Plan(uniform, in_order, generate("1f1b", ranks, microbatches)),
         "zb-h1": Plan(uniform, in_order, generate("zb-h1", ranks, microbatches)),
-        "zb-h1, balanced": Plan(balanced, in_order, generate("zb-h1", ranks, microbatches)),
+        "zb-h1-balanced": Plan(balanced, in_order, generate("zb-h1", ranks, microbatches)),
         "tuned": found.plan,
     }
     return {name: replace(plan, name=name) for name, plan in plans.items()}, found.lower_bound_s
@@ -186,7 +187,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     told = ""
     steps: dict[str, Any] = {"plain": None}
     if jax.process_index() == 0:
-        plans, bound_s = plans_of(profile, mesh.num_ranks, count, arguments.seconds)
+        every, bound_s = plans_of(profile, mesh.num_ranks, count, arguments.seconds)
+        plans = {name: every[name] for name in arguments.plans}
         told = json.dumps({"plans": {n: p.to_json() for n, p in plans.items()}, "bound": bound_s})
     else:
         steps["plain"] = plain_step(model, loss, optimizer, batch, count)
@@ -292,12 +294,18 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=3, help="of each kind in a round")
     parser.add_argument("--seconds", type=float, default=20.0, help="that the tuner searches")
+    parser.add_argument("--plans", default=",".join(PLANS), help="some of them, by name and comma")
     parser.add_argument("--width", type=int, default=192)
     parser.add_argument("--layers", type=int, default=14)
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--timeout", type=float, default=900.0, help="of a process that waits")
     parser.add_argument("-o", "--output", type=Path, help="write the figures here (JSON)")
-    return parser.parse_args(arguments)
+    read = parser.parse_args(arguments)
+    read.plans = read.plans.split(",")
+    unknown = [name for name in read.plans if name not in PLANS]
+    if unknown:
+        parser.error(f"--plans {', '.join(unknown)}: expected some of {', '.join(PLANS)}")
+    return read
 
 
 def main() -> None:

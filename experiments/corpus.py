@@ -24,9 +24,9 @@ class Corpus:
         draws = np.random.default_rng((seed, step))
         return _samples(self.training, draws, samples, length)
 
-    def evaluation(self, samples: int, length: int) -> dict[str, np.ndarray]:
-        """Returns a batch of the held-out text, always the same."""
-        return _samples(self.held_out, np.random.default_rng(0), samples, length)
+    def evaluation(self, samples: int, length: int, number: int = 0) -> dict[str, np.ndarray]:
+        """Returns a batch of the held-out text, the same for equal arguments."""
+        return _samples(self.held_out, np.random.default_rng(number), samples, length)
 
 
 def _samples(text: np.ndarray, draws: np.random.Generator, samples: int, length: int):

@@ -25,6 +25,7 @@ from octojax.errors import OctoPipeError
 from octojax.models import count_parameters
 
 EXTRAS_BEFORE_S = 75.0
+EVALUATIONS = 8  # batches of held-out text
 RUN_S = 120.0
 """A default run ends within two minutes: no extra begins after 75 s, and the race ends with it."""
 INSISTED_S = 1200.0  # the race's limit with --race
@@ -204,8 +205,8 @@ class Experiment:
         """Prints the loss on the held-out text."""
         s = self.settings
         with self.timed("evaluate"):
-            held_out = self.text.evaluation(s.batch, s.length)
-            value = float(step.evaluate(state, held_out)["loss"])
+            batches = (self.text.evaluation(s.batch, s.length, k) for k in range(EVALUATIONS))
+            value = statistics.mean(float(step.evaluate(state, b)["loss"]) for b in batches)
         self.summary["held_out_loss"] = value
         self.say(f"held-out loss {value:.3f} nats a byte ({value / np.log(2):.2f} bits)")
 
