@@ -102,7 +102,7 @@ def plain_update_s(model: Any, optimizer: Any, rounds: int) -> float:
     mine = 0.0
     if jax.process_index() == jax.process_count() - 1:
         _, params = nnx.split(model, nnx.Param)
-        held = jax.device_put([jax.tree.map(jnp.copy, params), optimizer.init(params)],
+        values = jax.device_put([jax.tree.map(jnp.copy, params), optimizer.init(params)],
                               jax.local_devices()[0])  # fmt: skip
         grads = jax.device_put(jax.tree.map(jnp.zeros_like, params), jax.local_devices()[0])
 
@@ -114,7 +114,7 @@ def plain_update_s(model: Any, optimizer: Any, rounds: int) -> float:
         samples = []
         for _ in range(rounds + 1):
             begin = time.process_time()
-            held = jax.block_until_ready(jitted(*held, grads))
+            values = jax.block_until_ready(jitted(*values, grads))
             samples.append(time.process_time() - begin)
         mine = statistics.median(samples[1:])
     return float(everyone(json.dumps(mine), "update")[-1])

@@ -20,7 +20,8 @@ def answer(step: Callable[[], object], **ready: Any) -> None:
     """Runs steps whenever a line on standard input says how many, and prints what they took.
 
     First a record with `ready` is printed. Each record after that has `seconds` (of every step),
-    `processor` (seconds of processor time a step, user and system) and `peak_mib`.
+    `processor` (seconds of processor time a step, user and system), `faults` (of pages, a step)
+    and `peak_mib`.
     """
     print(json.dumps({"ready": True, **ready}), flush=True)
     for line in sys.stdin:
@@ -34,6 +35,7 @@ def answer(step: Callable[[], object], **ready: Any) -> None:
         record = {
             "seconds": seconds,
             "processor": used / len(seconds),
+            "faults": (after.ru_minflt - before.ru_minflt) / len(seconds),
             "peak_mib": after.ru_maxrss / 1024,
         }
         print(json.dumps(record), flush=True)

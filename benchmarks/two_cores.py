@@ -150,14 +150,14 @@ def plans_of(profile: Any, ranks: int, microbatches: int, seconds: float) -> tup
     uniform = uniform_partition(profile.kinds, ranks)
     balanced = partition("balanced", alike, ranks, microbatches)
     in_order = Placement.sequential(ranks)
-    found = tune(alike, ranks, microbatches, seconds=seconds, replicated=False)
+    result = tune(alike, ranks, microbatches, seconds=seconds, replicated=False)
     plans = {
         "1f1b": Plan(uniform, in_order, generate("1f1b", ranks, microbatches)),
         "zb-h1": Plan(uniform, in_order, generate("zb-h1", ranks, microbatches)),
         "zb-h1-balanced": Plan(balanced, in_order, generate("zb-h1", ranks, microbatches)),
-        "tuned": found.plan,
+        "tuned": result.plan,
     }
-    return {name: replace(plan, name=name) for name, plan in plans.items()}, found.lower_bound_s
+    return {name: replace(plan, name=name) for name, plan in plans.items()}, result.lower_bound_s
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
@@ -300,12 +300,12 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--timeout", type=float, default=900.0, help="of a process that waits")
     parser.add_argument("-o", "--output", type=Path, help="write the figures here (JSON)")
-    read = parser.parse_args(arguments)
-    read.plans = read.plans.split(",")
-    unknown = [name for name in read.plans if name not in PLANS]
+    options = parser.parse_args(arguments)
+    options.plans = options.plans.split(",")
+    unknown = [name for name in options.plans if name not in PLANS]
     if unknown:
         parser.error(f"--plans {', '.join(unknown)}: expected some of {', '.join(PLANS)}")
-    return read
+    return options
 
 
 def main() -> None:

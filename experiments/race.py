@@ -139,12 +139,15 @@ def run(settings: Settings, until_s: float) -> Race:
     steps: dict[str, Any] = {"plain": None}
     mine: dict[str, Any] = {}
     if jax.process_index() == 0:
-        found = tune(
+        result = tune(
             profile, mesh.num_ranks, seconds=settings.tune_seconds, seed=settings.seed,
             replicated=False,
         )  # fmt: skip
-        plans = {"1f1b": one_f_one_b(profile, settings), "tuned": found.plan}
-        mine = {"plans": {n: p.to_json() for n, p in plans.items()}, "bound_s": found.lower_bound_s}
+        plans = {"1f1b": one_f_one_b(profile, settings), "tuned": result.plan}
+        mine = {
+            "plans": {n: p.to_json() for n, p in plans.items()},
+            "bound_s": result.lower_bound_s,
+        }
     else:
         plain = plain_step(model, loss, optimizer, batch, settings.microbatches)
         plain()  # compiles
