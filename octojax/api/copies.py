@@ -33,27 +33,27 @@ def find_copies(
 ) -> tuple[Copy, ...]:
     """Returns the units that more ranks hold than hold any one stage that reads them, largest
     first. The first three arguments go by unit, the last by stage."""
-    wanted = _replicas(stages, ranks_of_stage)
-    found = [
-        Copy(names[u], tuple(ranks), unit_bytes[u], len(ranks) - wanted.get(u, 1))
+    replicas = _replicas(stages, ranks_of_stage)
+    copies = [
+        Copy(names[u], tuple(ranks), unit_bytes[u], len(ranks) - replicas.get(u, 1))
         for u, ranks in enumerate(holders)
-        if len(ranks) > wanted.get(u, 1)
+        if len(ranks) > replicas.get(u, 1)
     ]
-    return tuple(sorted(found, key=lambda c: -c.further * c.bytes_each))
+    return tuple(sorted(copies, key=lambda c: -c.further * c.bytes_each))
 
 
 def _replicas(
     stages: Sequence[Stage], ranks_of_stage: Sequence[Sequence[int]]
 ) -> Mapping[int, int]:
     """Returns how many ranks hold each unit on purpose: those that hold one stage of it."""
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for stage in stages:
         for program in (stage.forward, stage.backward, stage.input_grad, stage.weight_grad):
             for ref in program.reads if program is not None else ():
                 if ref.role is Role.PARAM:
                     count = len(ranks_of_stage[stage.index])
-                    found[ref.index] = max(found.get(ref.index, 1), count)
-    return found
+                    counts[ref.index] = max(counts.get(ref.index, 1), count)
+    return counts
 
 
 def warn_of_copies(copies: Sequence[Copy], model_bytes: int, stacklevel: int = 2) -> None:

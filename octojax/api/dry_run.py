@@ -146,7 +146,7 @@ def dry_run(
     """
     with call("dry run"), compat.jit_enabled(), compat.without_mesh() as callers:
         pure = adapt(model, loss_fn, params, trainable=trainable, state=state)
-        chosen = options_of(pure.example(model), **{"progress": False, **options})
+        settings = options_of(pure.example(model), **{"progress": False, **options})
         rows = _rows(batch)
         choice = None
         if devices is not None and mesh is None:
@@ -156,18 +156,20 @@ def dry_run(
                 devices,
                 rows,
                 max_tensor=max_tensor,
-                zero=(chosen.zero,) if chosen.zero else (0, 1),
-                seconds=chosen.tune_seconds,
-                seed=chosen.seed,
+                zero=(settings.zero,) if settings.zero else (0, 1),
+                seconds=settings.tune_seconds,
+                seed=settings.seed,
             )
             sizes = choice.best.sizes
-            mesh = _mesh_of(sizes, devices, chosen.axis)
-            chosen = replace(chosen, plan=choice.result.plan, microbatches=choice.best.microbatches)
+            mesh = _mesh_of(sizes, devices, settings.axis)
+            settings = replace(
+                settings, plan=choice.result.plan, microbatches=choice.best.microbatches
+            )
         if mesh is None:
             mesh = callers
         if not isinstance(mesh, Mesh):
             raise MeshError("a dry run needs devices=, or the mesh= that would be used")
-        return _run(pure, batch, chosen, mesh, optimizer, machine, device, kinds, choice)
+        return _run(pure, batch, settings, mesh, optimizer, machine, device, kinds, choice)
 
 
 def _run(
@@ -244,7 +246,7 @@ def _mesh_of(sizes: MeshSizes, devices: int, axis: str) -> Mesh:
 def _profile(
     pure: PureLoss, batch: Any, rows: int, device: Device, machine: Machine, kinds: Sequence[str]
 ) -> Profile:
-    """The layers on one device, by the cost model, for so many rows of the batch."""
+    """Returns the layers on one device, by the cost model, for so many rows of the batch."""
     whole = _rows(batch)
     part = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(
@@ -256,11 +258,11 @@ def _profile(
     profile = estimate(layered, device, machine, name="dry run")
     ratio = _gradient_ratio(pure.params)
     names = kinds if len(kinds) == profile.num_layers else profile.kinds
-    kept = 1 + ratio + device.optimizer_slots
+    state_ratio = 1 + ratio + device.optimizer_slots
     return replace(
         profile,
         layers=tuple(
-            replace(layer, kind=kind, state_bytes=round(layer.param_bytes * kept))
+            replace(layer, kind=kind, state_bytes=round(layer.param_bytes * state_ratio))
             for layer, kind in zip(profile.layers, names, strict=True)
         ),
         extra=(*profile.extra, ("gradient_ratio", ratio)),
@@ -274,7 +276,7 @@ def _gradient_ratio(params: Any) -> float:
 
 
 def _stage_profile(loss: PipelinedLoss, layers: Profile, tensor: int) -> Profile:
-    """A profile of whole stages for one rank: times of their layers, bytes of their programs."""
+    """Returns a profile of whole stages for one rank: layers' times, programs' bytes."""
     costs = []
     for stage in loss.stages[0]:
         own = [layers.layers[at] for at in loss.plan.partition.layers(stage.index)]
@@ -308,13 +310,13 @@ def _memory(step: TrainStep, timeline: Timeline) -> tuple[DeviceMemory, ...]:
     sizes, holders = unit_bytes(staged), loss.lowered.step.holders
     rows = []
     for rank in loss.mesh.ranks:
-        held = [u for u, ranks in enumerate(holders) if rank.index in ranks and sizes[u]]
+        units = [u for u, ranks in enumerate(holders) if rank.index in ranks and sizes[u]]
 
         def on_device(unit: int, nbytes: int, mesh: Mesh = rank.mesh) -> int:
             return bytes_per_device(loss.unit_specs[unit], nbytes, mesh)
 
         def shared(unit: int, mesh: Mesh = rank.mesh) -> int:
-            """What is stored beside a parameter that is gathered for the step."""
+            """Returns what is stored next to a parameter that is gathered for the step."""
             stored = loss.param_specs.stored[unit]
             if stored == loss.unit_specs[unit]:
                 return 0
@@ -333,10 +335,10 @@ def _memory(step: TrainStep, timeline: Timeline) -> tuple[DeviceMemory, ...]:
                     for stage, ranks in enumerate(loss.plan.placement.stages)
                     if rank.index in ranks
                 ),
-                sum(on_device(u, sizes[u]) + shared(u) for u in held),
+                sum(on_device(u, sizes[u]) + shared(u) for u in units),
                 sum(
                     on_device(u, _accumulator_bytes(staged.unit_avals[u]))
-                    for u in held
+                    for u in units
                     if compat.is_float(staged.unit_avals[u])
                 ),
                 optimizer,

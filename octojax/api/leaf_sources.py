@@ -87,20 +87,20 @@ class ReadLeaves:
         """
         missing, wrong = [], []
         for name, aval in zip(self.expected.names, self.expected.avals, strict=True):
-            kept = stored(aval)
-            wanted = kept.dtype if is_key(aval) else np.dtype(aval.dtype)
+            form = stored(aval)
+            form_dtype = form.dtype if is_key(aval) else np.dtype(aval.dtype)
             try:
-                found = self.read(name)
-                shape, dtype = tuple(found.shape), np.dtype(found.dtype)
+                leaf = self.read(name)
+                shape, dtype = tuple(leaf.shape), np.dtype(leaf.dtype)
             except KeyError:
                 missing.append(name or "the leaf")
                 continue
             except (AttributeError, TypeError) as error:
                 wrong.append(f"{name} cannot be read in slices ({error})")
                 continue
-            if (shape, dtype) != (kept.shape, wanted):
+            if (shape, dtype) != (form.shape, form_dtype):
                 wrong.append(
-                    f"{name} is {dtype}{list(shape)}, compiled for {wanted}{list(kept.shape)}"
+                    f"{name} is {dtype}{list(shape)}, compiled for {form_dtype}{list(form.shape)}"
                 )
         if missing or wrong:
             parts = (
@@ -131,15 +131,15 @@ class StoredLeaves:
 
 def slices_of(source: Sliceable, aval: Any, part: Part) -> jax.Array:
     """Returns a part of a leaf, of which every device's slice is read by itself."""
-    kept = stored(aval)
-    shape = kept.shape if part.row is None else kept.shape[1:]
+    form = stored(aval)
+    shape = form.shape if part.row is None else form.shape[1:]
     slices: dict[str, np.ndarray] = {}  # devices that hold the same read it once
 
     def read(index: Any) -> np.ndarray:
         key = str(index)
         if key not in slices:
             at = index if part.row is None else (part.row, *index)
-            slices[key] = np.array(source[at], kept.dtype)
+            slices[key] = np.array(source[at], form.dtype)
         return slices[key]
 
     return jax.make_array_from_callback(shape, part.where, read)
@@ -156,8 +156,8 @@ class JoinedLeaves:
         first = 0
         for source, count in self.sources:
             mine = [k for k, part in enumerate(parts) if first <= part.leaf < first + count]
-            asked = [Part(parts[k].leaf - first, parts[k].row, parts[k].where) for k in mine]
-            placed.update(zip(mine, source.place(asked), strict=True))
+            requests = [Part(parts[k].leaf - first, parts[k].row, parts[k].where) for k in mine]
+            placed.update(zip(mine, source.place(requests), strict=True))
             first += count
         return [placed[k] for k in range(len(parts))]
 

@@ -24,10 +24,10 @@ def with_hyperparams(opt_state: Any, values: Mapping[str, Any]) -> Any:
     those that there are, and those that a schedule sets anew in every step.
     """
     parts: list[Any] = [x for x in jax.tree.leaves(opt_state, is_leaf=_injected) if _injected(x)]
-    known = sorted({name for part in parts for name in part.hyperparams})
-    missing = sorted(set(values) - set(known))
+    names = sorted({name for part in parts for name in part.hyperparams})
+    missing = sorted(set(values) - set(names))
     if missing:
-        there = f"it has {', '.join(known)}" if known else "it has none"
+        there = f"it has {', '.join(names)}" if names else "it has none"
         raise ValueError(
             f"the optimizer state has no hyperparameter {', '.join(missing)}: {there}. Wrap the "
             f"optimizer, as in optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3)"

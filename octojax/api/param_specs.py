@@ -30,11 +30,11 @@ def unit_specs(
     leaves: Sequence[Leaves],
     units: Sequence[ParamUnit],
     mesh: PipelineMesh,
-    given: Any = None,
+    rules: Any = None,
 ) -> tuple[PartitionSpec, ...]:
     """Returns the spec of every parameter unit, over the axes of a rank.
 
-    `leaves` are those of `params` and of `state`. `given` is None, a tree of specs whose paths
+    `leaves` are those of `params` and of `state`. `rules` is None, a tree of specs whose paths
     begin those of `params`, or a function of path and shape, which is asked for frozen state, too.
     None in it, and leaves without an entry, go by what the model says. A unit that is a row of a
     stacked leaf has the spec of the leaf without its first entry.
@@ -45,8 +45,8 @@ def unit_specs(
     said = [*partition_specs(params, mesh.mesh), *partition_specs(state, mesh.mesh)]
     names = [name for part in leaves for name in part.names]
     avals = [aval for part in leaves for aval in part.avals]
-    asked = _asked(leaves[0], names, avals, given)
-    specs = [a if a is not None else s for a, s in zip(asked, said, strict=True)]
+    overrides = _user_specs(leaves[0], names, avals, rules)
+    specs = [a if a is not None else s for a, s in zip(overrides, said, strict=True)]
     rows = {unit.leaf for unit in units if unit.index is not None}
     read = {unit.leaf for unit in units}
     faults = [
@@ -80,48 +80,48 @@ def _of_unit(spec: PartitionSpec | None, unit: ParamUnit) -> PartitionSpec:
     return PartitionSpec(*entries[unit.index is not None :])
 
 
-def _asked(
-    expected: Leaves, names: Sequence[str], avals: Sequence[Any], given: Any
+def _user_specs(
+    expected: Leaves, names: Sequence[str], avals: Sequence[Any], rules: Any
 ) -> list[PartitionSpec | None]:
-    """What `param_specs` says of every leaf of parameters and state."""
-    if given is None:
+    """Returns what `param_specs` says of every leaf of parameters and state."""
+    if rules is None:
         return [None] * len(names)
-    if callable(given):
-        asked: Callable[[str, tuple[int, ...]], Any] = given
-        found = [asked(n, tuple(a.shape)) for n, a in zip(names, avals, strict=True)]
-        return [_spec_of(x, name) for x, name in zip(found, names, strict=True)]
-    return [*_by_prefix(given, expected), *[None] * (len(names) - len(expected))]
+    if callable(rules):
+        rule: Callable[[str, tuple[int, ...]], Any] = rules
+        answers = [rule(n, tuple(a.shape)) for n, a in zip(names, avals, strict=True)]
+        return [_spec_of(x, name) for x, name in zip(answers, names, strict=True)]
+    return [*_by_prefix(rules, expected), *[None] * (len(names) - len(expected))]
 
 
-def _by_prefix(given: Any, expected: Leaves) -> list[PartitionSpec | None]:
-    """The spec of the entry whose path begins that of each leaf; None where there is none."""
+def _by_prefix(rules: Any, expected: Leaves) -> list[PartitionSpec | None]:
+    """Returns the spec of the entry whose path begins that of each leaf, or None."""
     entries = {
         words(path): _spec_of(value, path_name(path))
-        for path, value in tree.tree_leaves_with_path(given, is_leaf=_is_entry)
+        for path, value in tree.tree_leaves_with_path(rules, is_leaf=_is_entry)
     }
     paths = words_of(expected.treedef)
-    found = [
+    keys = [
         next((path[:k] for k in range(len(path), -1, -1) if path[:k] in entries), None)
         for path in paths
     ]
-    unused = set(entries) - set(found)
+    unused = set(entries) - set(keys)
     if unused:
-        known = [".".join(path) for path in paths]
-        listed = ", ".join(_suggested(".".join(path), known) for path in sorted(unused))
+        names = [".".join(path) for path in paths]
+        listed = ", ".join(_suggested(".".join(path), names) for path in sorted(unused))
         raise MeshError(
             f"param_specs has entries that begin the path of no parameter: {listed}. Give a tree "
             f"like that of the parameters (the containers do not matter), or a function of path "
             f"and shape"
         )
-    return [None if key is None else entries[key] for key in found]
+    return [None if key is None else entries[key] for key in keys]
 
 
 def _is_entry(value: Any) -> bool:
     return value is None or isinstance(value, PartitionSpec | NamedSharding)
 
 
-def _suggested(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
+def _suggested(name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
     return f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
 
 

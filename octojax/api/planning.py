@@ -31,11 +31,11 @@ def choose_schedule(options: Options, num_ranks: int | None, microbatches: int) 
     """
     table = given_schedule(options)
     if table is None:
-        chosen = dict(options.schedule_options)
+        arguments = dict(options.schedule_options)
         if options.placement is not None:
-            chosen["placement"] = given_placement(options, num_ranks)
+            arguments["placement"] = given_placement(options, num_ranks)
         schedule = generate(
-            str(options.schedule), num_ranks or 1, microbatches, options.chunks, **chosen
+            str(options.schedule), num_ranks or 1, microbatches, options.chunks, **arguments
         )
     else:
         schedule = table
@@ -56,8 +56,8 @@ def given_placement(options: Options, num_ranks: int | None = None) -> Placement
     """Returns the placement in the options, over at least `num_ranks` ranks; None without one."""
     if options.placement is None:
         return None
-    found = ranks_of_stages(options.placement)
-    return Placement(found.stages, max(num_ranks or 0, found.num_ranks))
+    placement = ranks_of_stages(options.placement)
+    return Placement(placement.stages, max(num_ranks or 0, placement.num_ranks))
 
 
 def given_schedule(options: Options) -> Schedule | None:
@@ -83,11 +83,11 @@ def ranks_wanted(options: Options) -> int | None:
 def refuse_with_auto(options: Options) -> None:
     """Raises `PlanError` if what the tuner decides was given as well."""
     decided = ("partition", "placement", "chunks", "recompute", "schedule_options")
-    given = [f"{name}={value!r}" for name in decided if (value := getattr(options, name))]
-    if given:
+    conflicts = [f"{name}={value!r}" for name in decided if (value := getattr(options, name))]
+    if conflicts:
         raise PlanError(
             f"schedule='auto' searches partition, placement and schedule together, but "
-            f"{', '.join(given)} was given too. Leave it out, or name a schedule"
+            f"{', '.join(conflicts)} was given too. Leave it out, or name a schedule"
         )
 
 
@@ -125,12 +125,12 @@ def make_plan(options: Options, schedule: Schedule, graph: LayerGraph) -> Plan:
         )
     if options.plan is not None:
         _check_partition(options.partition, options.plan.partition)
-        found = options.plan.partition.num_layers
-        if found != graph.num_layers:
+        num_layers = options.plan.partition.num_layers
+        if num_layers != graph.num_layers:
             raise PlanError(
-                f"the plan is for a model of {found} layers, this one has {graph.num_layers}; it "
-                f"was made for another model or another microbatch size. Tune again, or pass "
-                f"only its schedule= and placement="
+                f"the plan is for a model of {num_layers} layers, this one has "
+                f"{graph.num_layers}; it was made for another model or another microbatch size. "
+                f"Tune again, or pass only its schedule= and placement="
             )
         return options.plan
     stages = schedule.num_stages
@@ -147,17 +147,17 @@ def make_plan(options: Options, schedule: Schedule, graph: LayerGraph) -> Plan:
 
 
 def _partition(
-    wanted: str | Partition | Sequence[int] | None,
+    option: str | Partition | Sequence[int] | None,
     graph: LayerGraph,
     profile: Profile | None,
     stages: int,
     microbatches: int,
 ) -> Partition:
     """Returns the partition asked for; a named partitioner sees the profile, or operations."""
-    if isinstance(wanted, Partition):
-        return wanted
-    if wanted is not None and not isinstance(wanted, str):
-        return Partition(tuple(wanted))
+    if isinstance(option, Partition):
+        return option
+    if option is not None and not isinstance(option, str):
+        return Partition(tuple(option))
     if graph.num_layers < stages:
         raise PlanError(
             f"the schedule runs {stages} stages, but the model has only {graph.num_layers} "
@@ -167,25 +167,25 @@ def _partition(
             f"carries more, a cond or a custom_vjp belongs inside the layers. Use jax.vmap over "
             f"chunks, or leave chunks to microbatches="
         )
-    if wanted == "uniform":
+    if option == "uniform":
         return uniform_partition([layer.kind for layer in graph.layers], stages)
     operations = tuple(float(layer.flops) for layer in graph.layers)
-    return partition(wanted or "balanced", profile or operations, stages, microbatches)
+    return partition(option or "balanced", profile or operations, stages, microbatches)
 
 
-def _check_placement(wanted: Placement | None, schedule: Schedule) -> None:
-    if wanted is not None and wanted != schedule.placement:
+def _check_placement(placement: Placement | None, schedule: Schedule) -> None:
+    if placement is not None and placement != schedule.placement:
         raise PlanError(
             f"the schedule holds its stages on ranks [{schedule.placement}], asked for was "
-            f"[{wanted}]. Give a schedule table or plan made for that placement, or name a "
+            f"[{placement}]. Give a schedule table or plan made for that placement, or name a "
             f"schedule, such as schedule='1f1b', to have an order made for it"
         )
 
 
-def _check_partition(wanted: str | Partition | Sequence[int] | None, planned: Partition) -> None:
-    if wanted is None:
+def _check_partition(option: str | Partition | Sequence[int] | None, planned: Partition) -> None:
+    if option is None:
         return
-    sizes = wanted if isinstance(wanted, (str, Partition)) else Partition(tuple(wanted))
+    sizes = option if isinstance(option, (str, Partition)) else Partition(tuple(option))
     if sizes != planned:
         raise PlanError(
             f"the plan has the partition [{planned}], asked for was [{sizes}]. Leave partition "
@@ -206,16 +206,16 @@ def check_recompute(plan: Plan) -> None:
         )
 
 
-def _recompute(wanted: bool | Sequence[bool] | None, schedule: Schedule) -> tuple[bool, ...]:
+def _recompute(option: bool | Sequence[bool] | None, schedule: Schedule) -> tuple[bool, ...]:
     """Returns which stages are recomputed; without a word, those that the table has an R for."""
     stages = schedule.num_stages
-    if wanted is None:
+    if option is None:
         again = {a.stage for _, _, a in schedule.actions() if a.kind is Kind.RECOMPUTE}
         return tuple(s in again for s in range(stages)) if again else ()
-    if wanted is False:
+    if option is False:
         return ()
-    if wanted is True:
+    if option is True:
         return (True,) * stages
-    if len(wanted) != stages:
-        raise PlanError(f"recompute has {len(wanted)} entries for {stages} stages")
-    return tuple(wanted)
+    if len(option) != stages:
+        raise PlanError(f"recompute has {len(option)} entries for {stages} stages")
+    return tuple(option)

@@ -41,7 +41,7 @@ def per_microbatch(whole: WholeBatch) -> bool:
         traced.flat.outvars[traced.num_emits + k] is not traced.flat.invars[len(traced.params) + k]
         for k in range(len(traced.state))
     )
-    return changes or Kind.KEY in whole.given.kinds
+    return changes or Kind.KEY in whole.split.kinds
 
 
 def by_microbatches(
@@ -106,18 +106,18 @@ def _sum(values: list[Any]) -> Any:
 
 
 def _gradient(traced: TracedLoss, of: Any, results: Any = None) -> Any:
-    """The gradient of some outputs of a microbatch's loss, and others beside; jitted."""
+    """Returns the gradient of some outputs of a microbatch's loss, and other outputs; jitted."""
     flat = traced.flat
     results = slice(0, traced.num_emits + len(traced.state)) if results is None else results
     every = list(range(len(flat.outvars)))
-    wanted = every[of] if isinstance(of, slice) else of
-    kept = every[results]
-    outvars = [flat.outvars[k] for k in (*wanted, *kept)]
+    terms = every[of] if isinstance(of, slice) else of
+    others = every[results]
+    outvars = [flat.outvars[k] for k in (*terms, *others)]
     jaxpr = compat.new_jaxpr([*flat.constvars, *flat.invars], outvars, flat.eqns)
 
     def loss_of(params: Any, state: Any, part: Any) -> tuple[Any, Any]:
         values = compat.eval_jaxpr(jaxpr, [*flat.constants, *params, *state, *part])
-        return _sum(values[: len(wanted)]), values[len(wanted) :]
+        return _sum(values[: len(terms)]), values[len(terms) :]
 
     run = jax.value_and_grad(loss_of, has_aux=True, allow_int=True)
     return jax.jit(traced_anew(run) if names_mesh(jaxpr) else run)

@@ -78,12 +78,12 @@ def rehearse(
         steps.append(
             [(r, str(a), seconds) for r, a, seconds in action_times(recorder, loss.lowered)]
         )
-    told: list[dict[tuple[int, Action], float]] = [{} for _ in range(rounds)]
+    by_round: list[dict[tuple[int, Action], float]] = [{} for _ in range(rounds)]
     for text in everyone(json.dumps(steps[1:]), "rehearsal"):  # the first step warmed up
-        for times, theirs in zip(told, json.loads(text), strict=True):
+        for times, theirs in zip(by_round, json.loads(text), strict=True):
             times.update({(rank, parse_action(a)): seconds for rank, a, seconds in theirs})
     samples: dict[tuple[int, Kind], list[float]] = defaultdict(list)
-    for (_, action), seconds in chain.from_iterable(times.items() for times in told):
+    for (_, action), seconds in chain.from_iterable(times.items() for times in by_round):
         samples[action.stage, action.kind].append(seconds)
     by_stage = [
         by_kind(
@@ -105,7 +105,7 @@ def rehearse(
             *stages_of(loss.plan.partition),
         ),
     )
-    return Rehearsal(loss.plan, profile, tuple(told))
+    return Rehearsal(loss.plan, profile, tuple(by_round))
 
 
 def _machine(loss: PipelinedLoss) -> Machine:
@@ -115,17 +115,17 @@ def _machine(loss: PipelinedLoss) -> Machine:
     return measure_machine([rank.devices[0] for rank in loss.mesh.ranks], name)
 
 
-def by_kind(stage: Stage, found: Mapping[Kind, float], recomputes: bool) -> dict[str, float]:
+def by_kind(stage: Stage, times: Mapping[Kind, float], recomputes: bool) -> dict[str, float]:
     """Returns F, B, I and W of a stage, from the kinds of action that the schedule has.
 
     A backward that the schedule keeps whole is divided by its operations. The simulator adds a
     forward to what recomputes, so what that adds in truth is part of the rest.
     """
-    forward = found.get(Kind.FORWARD, 0.0)
-    again = forward - found.get(Kind.RECOMPUTE, 0.0) if recomputes else 0.0
-    weight = found.get(Kind.WEIGHT_GRAD, 0.0)
+    forward = times.get(Kind.FORWARD, 0.0)
+    again = forward - times.get(Kind.RECOMPUTE, 0.0) if recomputes else 0.0
+    weight = times.get(Kind.WEIGHT_GRAD, 0.0)
     whole, grad = (
-        None if (seconds := found.get(kind)) is None else max(0.0, seconds - again)
+        None if (seconds := times.get(kind)) is None else max(0.0, seconds - again)
         for kind in (Kind.BACKWARD, Kind.INPUT_GRAD)
     )
     if grad is None and whole is not None:

@@ -86,11 +86,11 @@ class StepReport:
             )
             for s in self.stages
         ]
-        held = ", ".join(f"{size / 1024:.1f}K" for size in self.param_bytes)
-        rows.append(f"parameters by rank: {held}; of the model: {self.model_bytes / 1024:.1f}K")
+        sizes = ", ".join(f"{size / 1024:.1f}K" for size in self.param_bytes)
+        rows.append(f"parameters by rank: {sizes}; of the model: {self.model_bytes / 1024:.1f}K")
         if self.device_bytes != self.param_bytes:
-            held = ", ".join(f"{size / 1024:.1f}K" for size in self.device_bytes)
-            rows.append(f"parameters on each device of a rank: {held}")
+            sizes = ", ".join(f"{size / 1024:.1f}K" for size in self.device_bytes)
+            rows.append(f"parameters on each device of a rank: {sizes}")
         crossing, whole = self.link_bytes
         if crossing != whole:
             rows.append(
@@ -103,7 +103,7 @@ class StepReport:
 
 
 def report(loss: Any, further_compilations: int = 0) -> StepReport:
-    """Returns the figures of a `PipelinedLoss`, and of an update compiled beside it."""
+    """Returns the figures of a `PipelinedLoss`, and of an update compiled with it."""
     step = loss.lowered.step
     sizes = unit_bytes(loss.staged)
     links = getattr(loss.trainer.engine.transport, "num_programs", 0)
@@ -126,7 +126,7 @@ def report(loss: Any, further_compilations: int = 0) -> StepReport:
 
 
 def _not_spread(loss: Any) -> tuple[str, ...]:
-    """The trained units whose moments stay whole although `zero` asks otherwise."""
+    """Returns the trained units whose moments stay whole although `zero` asks otherwise."""
     specs, names = loss.param_specs, [unit.name for unit in loss.staged.units]
     if not loss.options.zero or loss.mesh.ranks[0].data_size == 1:
         return ()
@@ -148,7 +148,7 @@ def _device_bytes(loss: Any, sizes: tuple[int, ...], rank: int) -> int:
 
 
 def _collectives(loss: Any) -> tuple[ProgramReport, ...]:
-    """The collectives of every program of this process's ranks that have several devices."""
+    """Returns the collectives of all programs of this process's ranks with several devices."""
     ranks = {r: loss.mesh.ranks[r] for r in loss.mesh.local_ranks}
     return tuple(
         ProgramReport(rank, name, collectives_of(program, ranks[rank].mesh))
@@ -174,14 +174,14 @@ def _stage(stage: Stage, loss: Any) -> StageReport:
         ranks=loss.plan.placement.stages[stage.index],
         layers=stage.layers,
         param_bytes=int(sum(np.int64(compat.num_bytes(loss.staged.unit_avals[u])) for u in units)),
-        residual_bytes=_written(stage.forward, Role.RESIDUAL),
-        kept_bytes=_written(stage.input_grad, Role.KEPT),
-        output_bytes=_written(stage.forward, Role.OUTPUT),
-        input_grad_bytes=_written(stage.input_grad, Role.INPUT_GRAD),
+        residual_bytes=_role_bytes(stage.forward, Role.RESIDUAL),
+        kept_bytes=_role_bytes(stage.input_grad, Role.KEPT),
+        output_bytes=_role_bytes(stage.forward, Role.OUTPUT),
+        input_grad_bytes=_role_bytes(stage.input_grad, Role.INPUT_GRAD),
     )
 
 
-def _written(program: Program, role: Role) -> int:
+def _role_bytes(program: Program, role: Role) -> int:
     return sum(
         compat.num_bytes(aval)
         for ref, aval in zip(program.writes, program.jaxpr.out_avals, strict=True)

@@ -32,10 +32,10 @@ class WholeBatch:
     of the batch with the values of the whole batch that microbatches read as further leaves.
     """
 
-    def __init__(self, pure: PureLoss, given: Microbatches, tree: Any, options: Options) -> None:
-        self.pure, self.given, self.tree, self.options = pure, given, tree, options
+    def __init__(self, pure: PureLoss, split: Microbatches, tree: Any, options: Options) -> None:
+        self.pure, self.split, self.tree, self.options = pure, split, tree, options
         self._by_size: dict[int, WholeLoss] = {}
-        self.batch = given.extended([(e.name, e.aval, e.rows) for e in self.first.extras])
+        self.batch = split.extended([(e.name, e.aval, e.rows) for e in self.first.extras])
 
     @cached_property
     def first(self) -> WholeLoss:
@@ -50,45 +50,45 @@ class WholeBatch:
 
         Raises `LossError` where microbatches of two sizes want other values of the whole batch.
         """
-        found = self._rewritten(microbatch)
-        places = [[e.place for e in x.extras] for x in (found, self.first)]
-        if places[0] != places[1] or found.joins != self.first.joins:
+        loss = self._rewritten(microbatch)
+        places = [[e.place for e in x.extras] for x in (loss, self.first)]
+        if places[0] != places[1] or loss.joins != self.first.joins:
             raise LossError(
-                f"the loss of {self.given.sizes[microbatch]} rows has other operations than the "
-                f"loss of {self.given.sizes[0]} rows. Choose microbatches that divide the "
-                f"{self.given.num_rows} rows of the batch"
+                f"the loss of {self.split.sizes[microbatch]} rows has other operations than the "
+                f"loss of {self.split.sizes[0]} rows. Choose microbatches that divide the "
+                f"{self.split.num_rows} rows of the batch"
             )
-        return found.traced
+        return loss.traced
 
     # ------------------------------------------------------------------ tracing
 
     def _rewritten(self, microbatch: int) -> WholeLoss:
-        size = self.given.sizes[microbatch]
+        size = self.split.sizes[microbatch]
         if size not in self._by_size:
             traced = self._trace_part(microbatch)
             rules = declared(self.options.aux, traced.aux.names)
             whole = traced if self._pieces == 1 else self._whole
             portion = self._portion(microbatch)
-            found = None
+            loss = None
             for probe in self._probes(microbatch):
-                found = whole_loss(traced, whole, portion, rules, probe)
-                if found.unaligned is None:
+                loss = whole_loss(traced, whole, portion, rules, probe)
+                if loss.unaligned is None:
                     break
-            assert found is not None
-            self._by_size[size] = found
+            assert loss is not None
+            self._by_size[size] = loss
         return self._by_size[size]
 
     @property
     def _pieces(self) -> int:
-        return self.given.count * self.given.shards
+        return self.split.count * self.split.shards
 
     def _portion(self, microbatch: int) -> Portion:
-        given = self.given
-        share = given.shares[microbatch] / given.shards
+        split = self.split
+        share = split.shares[microbatch] / split.shards
         if self.options.reduction == "sum":
             share = 1.0
         weighted = self.options.weight is not None and self._pieces > 1
-        kinds = tuple(kind.value for kind in given.kinds)
+        kinds = tuple(kind.value for kind in split.kinds)
         return Portion(kinds, share, self._pieces, weighted and "rows" in kinds)
 
     def _trace(self, leaves: Sequence[Any]) -> TracedLoss:
@@ -97,31 +97,31 @@ class WholeBatch:
 
     @cached_property
     def _whole(self) -> TracedLoss:
-        return self._trace(self.given.avals)
+        return self._trace(self.split.avals)
 
     def _trace_part(self, microbatch: int) -> TracedLoss:
-        """The loss of one microbatch. Raises `LossError` where only that of all rows runs."""
+        """Returns the loss of a microbatch. Raises `LossError` where only that of all rows runs."""
         try:
-            return self._trace(self.given.shapes(microbatch))
+            return self._trace(self.split.shapes(microbatch))
         except OctoPipeError:
             raise
         except Exception as error:
             if self._pieces == 1 or not self._runs_whole():
                 raise
-            rows = self.given.sizes[microbatch] // self.given.shards
+            rows = self.split.sizes[microbatch] // self.split.shards
             frames = traceback.extract_tb(error.__traceback__)
             where = [f"{f.filename}:{f.lineno}" for f in frames if _is_users(f.filename)]
             place = where[-1] if where else "an unknown line"
             alike = [
                 name
-                for name, kind in zip(self.given.names, self.given.kinds, strict=True)
+                for name, kind in zip(self.split.names, self.split.kinds, strict=True)
                 if kind is Kind.ROWS
             ]
             raise LossError(
-                f"the loss takes the whole batch of {self.given.num_rows} rows, but not the "
+                f"the loss takes the whole batch of {self.split.num_rows} rows, but not the "
                 f"{rows} rows of a microbatch, for which it is traced: at {place}: {error}\n"
                 f"A leaf of the batch that has no rows but is as long ({', '.join(alike)} are "
-                f"split) must be named: shared=('path',). An array of {self.given.num_rows} rows "
+                f"split) must be named: shared=('path',). An array of {self.split.num_rows} rows "
                 f"that the loss closes over belongs into the batch; a number of rows taken from "
                 f"outside must be taken from the batch's shape"
             ) from error
@@ -135,8 +135,8 @@ class WholeBatch:
     def _probes(self, microbatch: int) -> Iterator[TracedLoss | None]:
         """Yields traces to compare the whole batch's with, the best first; None: the
         microbatch's own. Of a single row JAX leaves out operations that others need."""
-        rows, every = self.given.sizes[microbatch] // self.given.shards, self.given.num_rows
-        if self._pieces == 1 or Kind.ROWS not in self.given.kinds:
+        rows, every = self.split.sizes[microbatch] // self.split.shards, self.split.num_rows
+        if self._pieces == 1 or Kind.ROWS not in self.split.kinds:
             yield None
             return
         if rows > 1:
@@ -150,7 +150,7 @@ class WholeBatch:
     def _trace_rows(self, rows: int) -> TracedLoss | None:
         shapes = [
             jax.ShapeDtypeStruct((rows, *a.shape[1:]), a.dtype) if kind is Kind.ROWS else a
-            for a, kind in zip(self.given.avals, self.given.kinds, strict=True)
+            for a, kind in zip(self.split.avals, self.split.kinds, strict=True)
         ]
         try:
             return self._trace(shapes)
@@ -162,26 +162,26 @@ class WholeBatch:
     def check(self) -> None:
         """Warns (or raises, with `strict`) of rows that the loss mixes in other ways than by
         sums, once, with the user's lines."""
-        found = self.first
-        if self._pieces == 1 or (not found.mixing and found.unaligned is None):
+        loss = self.first
+        if self._pieces == 1 or (not loss.mixing and loss.unaligned is None):
             return
         if self.options.weight is not None and not self.options.strict:
             return
-        given = self.given
-        size = given.sizes[0] // given.shards
-        if found.unaligned is not None:
-            eqn = found.unaligned.eqn
+        split = self.split
+        size = split.sizes[0] // split.shards
+        if loss.unaligned is not None:
+            eqn = loss.unaligned.eqn
             where = "" if eqn is None else f" at {user_line(eqn)}"
             why = (
-                f"the loss of {size} rows has other operations than that of all {given.num_rows}"
-                f"{where} ({found.unaligned.why}), so its rows cannot be followed"
+                f"the loss of {size} rows has other operations than that of all {split.num_rows}"
+                f"{where} ({loss.unaligned.why}), so its rows cannot be followed"
             )
         else:
-            lines = lines_of(found.mixing)
+            lines = lines_of(loss.mixing)
             more = f" and {len(lines) - _MOST_LINES} more" if len(lines) > _MOST_LINES else ""
             why = f"the loss mixes the rows of its batch at {'; '.join(lines[:_MOST_LINES])}{more}"
         text = (
-            f"these gradients will be those of the {given.count} microbatches of {size} rows, not "
+            f"these gradients will be those of the {split.count} microbatches of {size} rows, not "
             f"of the whole batch: {why}. See docs/exactness.md; weight= says what a microbatch "
             f"counts, strict=True makes this an error"
         )
@@ -207,32 +207,32 @@ class WholeBatch:
         return run
 
     def _weights(self, leaves: Sequence[Any]) -> Any:
-        """Every row's part of the weight of its microbatch."""
-        given, weight = self.given, self.options.weight
+        """Returns every row's part of the weight of its microbatch."""
+        split, weight = self.split, self.options.weight
         assert weight is not None
-        shards = tuple(range(given.shards)) if given.shards > 1 else (None,)
+        shards = tuple(range(split.shards)) if split.shards > 1 else (None,)
         weights, sizes = [], []
-        for m, size in enumerate(given.sizes):
+        for m, size in enumerate(split.sizes):
             for shard in shards:
-                parts = [given.piece(i, x, m, shard) for i, x in enumerate(leaves)]
+                parts = [split.piece(i, x, m, shard) for i, x in enumerate(leaves)]
                 value = jnp.asarray(weight(self.tree.unflatten(parts)), jnp.float32)
                 if value.shape:
                     raise LossError(f"weight= returned an array {value.shape}, expected a scalar")
                 weights.append(value)
-                sizes.append(size // given.shards)
+                sizes.append(size // split.shards)
         stacked = jnp.stack(weights)
         each = stacked / stacked.sum() / np.asarray(sizes, np.float32)
-        return jnp.repeat(each, np.asarray(sizes), total_repeat_length=given.num_rows)
+        return jnp.repeat(each, np.asarray(sizes), total_repeat_length=split.num_rows)
 
 
 def lines_of(eqns: Sequence[Any]) -> list[str]:
-    """The user's lines that equations come from, each once, with the first operation there."""
+    """Returns the user's lines of equations, each once, with the first operation there."""
     texts: dict[str, str] = {}
     for eqn in eqns:
         text = user_line(eqn)
         texts.setdefault(text.split(" (")[0], text)
-    known = [text for text in texts.values() if " (" in text]
-    return known or list(texts.values())
+    located = [text for text in texts.values() if " (" in text]
+    return located or list(texts.values())
 
 
 def user_line(eqn: Any) -> str:
@@ -256,15 +256,15 @@ def leaves_without_rows(
 
     Raises `ValueError` for a name that no leaf has.
     """
-    given = options.rows if options.rows is not None else options.shared
-    if given is None:
+    choice = options.rows if options.rows is not None else options.shared
+    if choice is None:
         return frozenset()
-    wanted = (str(given),) if isinstance(given, (str, int)) else tuple(map(str, given))
+    paths = (str(choice),) if isinstance(choice, (str, int)) else tuple(map(str, choice))
     named = {
         path: {k for k, name in enumerate(names) if name == path or name.startswith(f"{path}.")}
-        for path in wanted
+        for path in paths
     }
-    unknown = [path for path, found in named.items() if not found]
+    unknown = [path for path, leaves in named.items() if not leaves]
     if unknown:
         option = "rows" if options.rows is not None else "shared"
         raise ValueError(

@@ -103,17 +103,17 @@ class StepProgram:
 
 
 def with_frees(
-    body: Sequence[Operation], kept: set[int], num_permanent: int
+    body: Sequence[Operation], outputs: set[int], num_permanent: int
 ) -> tuple[Operation, ...]:
     """Returns `body` with each slot freed by the last operation that touches it.
 
     Parameters and constants stay referenced elsewhere, so clearing them would free nothing.
     """
-    done = set(kept) | set(range(num_permanent))
+    settled = set(outputs) | set(range(num_permanent))
     result = []
     for operation in reversed(body):
         touched = dict.fromkeys((*operation.reads, *operation.writes))
-        frees = tuple(s for s in touched if s not in done)
-        done |= set(frees)
+        frees = tuple(s for s in touched if s not in settled)
+        settled |= set(frees)
         result.append(replace(operation, frees=frees))
     return tuple(reversed(result))

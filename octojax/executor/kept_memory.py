@@ -24,7 +24,7 @@ def share_arena() -> bool:
     importing octojax does it: what is larger than 64 MiB an arena of a thread's own always maps,
     and gives back at once.
     """
-    return _told((_ARENA_MAX, 1))
+    return _set_options((_ARENA_MAX, 1))
 
 
 @functools.cache
@@ -34,10 +34,10 @@ def keep_memory() -> bool:
     No allocation is mapped by itself, and none is given back. Holds for the whole process from
     now on, which stays as large as it once was. Does nothing with other C libraries or allocators.
     """
-    return _told((_TOP_PAD, _TWO_HEAPS), (_TRIM_THRESHOLD, _NEVER), (_MMAP_MAX, 0))
+    return _set_options((_TOP_PAD, _TWO_HEAPS), (_TRIM_THRESHOLD, _NEVER), (_MMAP_MAX, 0))
 
 
-def _told(*settings: tuple[int, int]) -> bool:
+def _set_options(*settings: tuple[int, int]) -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     try:

@@ -97,10 +97,10 @@ def _carried(
 ) -> tuple[tuple[Value, ...], ...]:
     """Returns what each transfer carries: what its source makes, if the target reads it."""
     flat = [[work for group in row for work in group.works] for row in groups]
-    made = [{v for w in row for v in w.writes} for row in flat]
+    writes = [{v for w in row for v in w.writes} for row in flat]
     read = [{v for w in row for v in w.reads} for row in flat]
     crossing: dict[tuple[int, Place, int, int], list[Value]] = {}
-    for rank, values in enumerate(made):
+    for rank, values in enumerate(writes):
         for v in values:
             if v.place in (Place.FORWARD, Place.BACKWARD):
                 crossing.setdefault((rank, v.place, v.stage, v.microbatch), []).append(v)
@@ -112,7 +112,7 @@ def _carried(
             case Cargo.GRADIENT:  # named by the stage whose outputs they are the gradients of
                 key = (t.source, Place.BACKWARD, t.stage - 1, t.microbatch)
             case Cargo.RESULTS:
-                return [v for v in made[t.source] if v.place is Place.EMIT and v.index in t.parts]
+                return [v for v in writes[t.source] if v.place is Place.EMIT and v.index in t.parts]
             case Cargo.SUMS:
                 return [Value(Place.TOTAL, -1, -1, u) for u in t.parts]
             case Cargo.PARAMETERS:
@@ -125,11 +125,11 @@ def _carried(
 
 
 def _avals(groups: Sequence[Sequence[Group]]) -> dict[Value, Any]:
-    found: dict[Value, Any] = {}
+    avals: dict[Value, Any] = {}
     for work in (w for row in groups for g in row for w in g.works):
-        found.update(zip(work.reads, work.program.jaxpr.in_avals, strict=True))
-        found.update(zip(work.writes, work.program.jaxpr.out_avals, strict=True))
-    return found
+        avals.update(zip(work.reads, work.program.jaxpr.in_avals, strict=True))
+        avals.update(zip(work.writes, work.program.jaxpr.out_avals, strict=True))
+    return avals
 
 
 @dataclass
@@ -139,17 +139,17 @@ class _Programs:
     fingerprint: Callable[[Program], str]
     jaxprs: list[ClosedJaxpr] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
-    seen: dict[int, tuple[Program, int]] = field(default_factory=dict)
+    by_identity: dict[int, tuple[Program, int]] = field(default_factory=dict)
 
     def number(self, program: Program) -> int:
-        known = self.seen.get(id(program))
-        if known is not None:
-            return known[1]
+        entry = self.by_identity.get(id(program))
+        if entry is not None:
+            return entry[1]
         key = self.fingerprint(program)
         if key not in self.numbers:
             self.numbers[key] = len(self.jaxprs)
             self.jaxprs.append(program.jaxpr)
-        self.seen[id(program)] = (program, self.numbers[key])
+        self.by_identity[id(program)] = (program, self.numbers[key])
         return self.numbers[key]
 
 
@@ -188,11 +188,11 @@ class _RankBuilder:
 
     def build(self, plan: LoweredPlan, row: Sequence[Group]) -> RankProgram:
         flat = [w for g in row for w in g.works]
-        written = {v for w in flat for v in w.writes}
+        writes = {v for w in flat for v in w.writes}
         read = {v for w in flat for v in w.reads}
-        params = sorted({v.index for v in read | written if v.place in (Place.PARAM, Place.TOTAL)})
-        totals = sorted({v.index for v in written if v.place is Place.TOTAL})
-        outside = [v for v in sorted(read - written) if v not in self.arriving]
+        params = sorted({v.index for v in read | writes if v.place in (Place.PARAM, Place.TOTAL)})
+        totals = sorted({v.index for v in writes if v.place is Place.TOTAL})
+        outside = [v for v in sorted(read - writes) if v not in self.arriving]
         constants, state, batch = [], [], []
         for value in outside:
             match value.place:
@@ -218,10 +218,10 @@ class _RankBuilder:
         for value in ordered:
             self._slot(value)
         body = self._body(plan, row)
-        results = self._results(written, state)
+        results = self._results(writes, state)
         extra = tuple((v.index, slot) for v, slot in self.slots.items() if v.place is Place.OTHER)
-        kept = {self.slots[v] for v in ordered if v.place is Place.TOTAL}
-        kept |= {slot for _, slot in (*results, *extra)}
+        outputs = {self.slots[v] for v in ordered if v.place is Place.TOTAL}
+        outputs |= {slot for _, slot in (*results, *extra)}
         return RankProgram(
             rank=self.rank,
             params=tuple(params),
@@ -229,7 +229,7 @@ class _RankBuilder:
             state=tuple(state),
             batch=tuple(batch),
             totals=tuple(totals),
-            body=with_frees(body, kept, len(params) + len(constants)),
+            body=with_frees(body, outputs, len(params) + len(constants)),
             num_slots=len(self.slots),
             results=results,
             extra_totals=extra,
@@ -259,8 +259,8 @@ class _RankBuilder:
                 if k in posted:
                     body.append(self._receive(k, posted.pop(k)))
             if group.works:
-                written = (v for w in group.works for v in w.writes)
-                later = {v for v in written if last_read.get(v, -1) > at}
+                writes = (v for w in group.works for v in w.writes)
+                later = {v for v in writes if last_read.get(v, -1) > at}
                 body.append(self._run(group, later))
         body += [self._receive(k, x) for k, x in posted.items()]  # sums and results
         return body
@@ -294,13 +294,13 @@ class _RankBuilder:
     def _recipe(
         self, group: Group, later: set[Value]
     ) -> tuple[Recipe, tuple[Value, ...], tuple[Value, ...]]:
-        made: set[Value] = set()
+        local_values: set[Value] = set()
         inputs: dict[Value, int] = {}
         for work in group.works:
             for v in (*work.reads, *(v for v in work.writes if v.place is Place.TOTAL)):
-                if v not in made:
+                if v not in local_values:
                     inputs.setdefault(v, len(inputs))
-            made |= set(work.writes)
+            local_values |= set(work.writes)
         local, count, calls = dict(inputs), len(inputs), []
         read = {v for work in group.works for v in work.reads}
         for work in group.works:
@@ -308,9 +308,9 @@ class _RankBuilder:
             writes, adds = [], []
             for v in work.writes:
                 adds.append(local[v] if v.place is Place.TOTAL else -1)
-                wanted = v.place is Place.TOTAL or v in read or self._outlives(v, later)
-                writes.append(count if wanted else -1)
-                if wanted:
+                needed = v.place is Place.TOTAL or v in read or self._outlives(v, later)
+                writes.append(count if needed else -1)
+                if needed:
                     local[v] = count
                     count += 1
             calls.append(Call(self.table.number(work.program), reads, tuple(writes), tuple(adds)))
@@ -344,14 +344,12 @@ class _RankBuilder:
             case _:
                 return Layout.STACKED
 
-    def _results(
-        self, written: set[Value], state: Sequence[Value]
-    ) -> tuple[tuple[Value, int], ...]:
+    def _results(self, writes: set[Value], state: Sequence[Value]) -> tuple[tuple[Value, int], ...]:
         ends = [(t, v) for t, v in zip(self.transfers, self.values, strict=True) if t.kind == "E"]
         received = {v for t, values in ends if t.target == self.rank for v in values}
         sent = {v for t, values in ends if t.source == self.rank for v in values}
-        emits = sorted({v for v in written if v.place is Place.EMIT} - sent | received)
+        emits = sorted({v for v in writes if v.place is Place.EMIT} - sent | received)
         final: dict[int, Value] = {}
-        for value in sorted(v for v in written | set(state) if v.place is Place.STATE):
+        for value in sorted(v for v in writes | set(state) if v.place is Place.STATE):
             final[value.index] = value  # ascending: the last microbatch wins
         return tuple((v, self.slots[v]) for v in (*emits, *final.values()))

@@ -45,15 +45,17 @@ def measured(
     `(time_s, bytes)` of rank r after each change, where they are known. An action with nothing to
     compute (W of a stage without parameters) is there too, and takes no time.
     """
-    found = sorted(_with_idle(schedule, list(actions)), key=lambda a: (a.rank, a.start_s, a.end_s))
-    zero = min((a.start_s for a in found), default=0.0)
-    spans = [ActionSpan(a.rank, a.item, a.start_s - zero, a.end_s - zero) for a in found]
-    moved = [
+    in_order = sorted(
+        _with_idle(schedule, list(actions)), key=lambda a: (a.rank, a.start_s, a.end_s)
+    )
+    zero = min((a.start_s for a in in_order), default=0.0)
+    spans = [ActionSpan(a.rank, a.item, a.start_s - zero, a.end_s - zero) for a in in_order]
+    transfer_moves = [
         Move(t, moves[k][0] - zero, moves[k][1] - zero, sizes[k])
         for k, t in enumerate(transfers)
         if k in moves and t.kind.crosses_stages
     ]
-    return timeline_of(schedule, spans, moved, memory)
+    return timeline_of(schedule, spans, transfer_moves, memory)
 
 
 def _with_idle(schedule: Schedule, ran: Sequence[ActionSpan]) -> list[ActionSpan]:

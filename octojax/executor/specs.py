@@ -65,7 +65,7 @@ class Specs:
         return tuple(map(self, values)) if self.params else ()
 
     def _number(self, groups: Sequence[Sequence[Group]], number: Callable[[Program], int]) -> None:
-        joined = _Joined()
+        union = _Joined()
         first: dict[Value, _End] = {}
         for work in (w for row in groups for group in row for w in group.works):
             program = number(work.program)
@@ -73,10 +73,10 @@ class Specs:
                 for at, value in enumerate(values):
                     if value.place in _NUMBERED:
                         end = (program, is_output, at)
-                        joined.join(first.setdefault(value, end), end)
+                        union.join(first.setdefault(value, end), end)
         numbers: dict[_End, int] = {}
         for value, end in first.items():
-            self._numbers[value] = numbers.setdefault(joined.root(end), len(numbers))
+            self._numbers[value] = numbers.setdefault(union.root(end), len(numbers))
 
 
 class _Joined:

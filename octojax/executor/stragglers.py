@@ -49,14 +49,17 @@ def stragglers(
     by_rank: dict[int, list[Item]] = defaultdict(list)
     for rank, item in times[1]:
         by_rank[rank].append(item)
-    found = []
+    slow = []
     for rank, items in by_rank.items():
         took = [times[0][rank, i] for i in items]
-        wanted = [times[1][rank, i] for i in items]
-        ratio = sum(took) / sum(wanted) if sum(wanted) else 1.0
+        expected_s = [times[1][rank, i] for i in items]
+        ratio = sum(took) / sum(expected_s) if sum(expected_s) else 1.0
         if ratio <= factor:
             continue
-        usual = statistics.median(wanted)
-        at = max(range(len(items)), key=lambda k: took[k] - wanted[k] if wanted[k] >= usual else 0)
-        found.append(Straggler(rank, ratio, items[at], took[at], wanted[at]))
-    return tuple(sorted(found, key=lambda s: -s.factor))
+        usual = statistics.median(expected_s)
+        at = max(
+            range(len(items)),
+            key=lambda k: took[k] - expected_s[k] if expected_s[k] >= usual else 0,
+        )
+        slow.append(Straggler(rank, ratio, items[at], took[at], expected_s[at]))
+    return tuple(sorted(slow, key=lambda s: -s.factor))

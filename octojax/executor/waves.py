@@ -96,9 +96,9 @@ def _agrees(
     for at, spec in enumerate(recipe.output_specs):
         if not isinstance(spec, int) or job.out_shardings[at] is not None:
             continue
-        made = compat.spec_of(program.output_shardings[at])
+        actual = compat.spec_of(program.output_shardings[at])
         if rank.data_size > 1:
-            assert made[0] in (DATA_AXIS, (DATA_AXIS,)), made
-            made = PartitionSpec(*made[1:])
-        agrees &= specs.setdefault(spec, made) == made
+            assert actual[0] in (DATA_AXIS, (DATA_AXIS,)), actual
+            actual = PartitionSpec(*actual[1:])
+        agrees &= specs.setdefault(spec, actual) == actual
     return agrees

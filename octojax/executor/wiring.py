@@ -49,10 +49,11 @@ def _silent(every: Iterable[Sequence[Stage]], count: int) -> Iterable[tuple[Carg
     for s in range(count - 1):
         ends = [(one[s], one[s + 1]) for one in every]
         there = any(
-            _written(a, (Kind.FORWARD,), Role.OUTPUT) & _read(b, Role.INPUT) for a, b in ends
+            _write_indices(a, (Kind.FORWARD,), Role.OUTPUT) & _read(b, Role.INPUT) for a, b in ends
         )
         back = any(
-            _written(b, _BACKWARD, Role.INPUT_GRAD) & _read(a, Role.OUTPUT_GRAD) for a, b in ends
+            _write_indices(b, _BACKWARD, Role.INPUT_GRAD) & _read(a, Role.OUTPUT_GRAD)
+            for a, b in ends
         )
         if not there:
             yield Cargo.OUTPUT, s
@@ -60,7 +61,7 @@ def _silent(every: Iterable[Sequence[Stage]], count: int) -> Iterable[tuple[Carg
             yield Cargo.GRADIENT, s + 1
 
 
-def _written(stage: Stage, kinds: Iterable[Kind], role: Role) -> set[int]:
+def _write_indices(stage: Stage, kinds: Iterable[Kind], role: Role) -> set[int]:
     return {i for k in kinds for p in _programs(stage, k) for i in _indices(p.writes, role)}
 
 
@@ -73,7 +74,7 @@ def _indices(refs: Iterable[Ref], role: Role) -> Iterable[int]:
 
 
 def _programs(stage: Stage, kind: Kind | None = None) -> list[Program]:
-    """The programs of a stage, or those that its actions of one kind may run."""
+    """Returns the programs of a stage, or those that its actions of one kind may run."""
     by_kind = {
         Kind.FORWARD: (stage.forward,),
         Kind.BACKWARD: (stage.backward, stage.backward_after_recompute),
@@ -81,5 +82,5 @@ def _programs(stage: Stage, kind: Kind | None = None) -> list[Program]:
         Kind.WEIGHT_GRAD: (stage.weight_grad, stage.weight_grad_after_recompute),
         Kind.RECOMPUTE: (stage.recompute,),
     }
-    wanted = by_kind.values() if kind is None else (by_kind[kind],)
-    return [p for programs in wanted for p in programs if p is not None]
+    groups = by_kind.values() if kind is None else (by_kind[kind],)
+    return [p for programs in groups for p in programs if p is not None]

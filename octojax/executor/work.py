@@ -56,17 +56,17 @@ def check_local(groups: Sequence[Sequence[Group]]) -> None:
     Residuals, kept values and module state never travel; everything is made before it is read.
     """
     rows = [[work for group in row for work in group.works] for row in groups]
-    made: dict[Value, tuple[int, int]] = {}
+    home_of: dict[Value, tuple[int, int]] = {}
     for rank, row in enumerate(rows):
         for at, work in enumerate(row):
             for value in work.writes:
                 if value.place is not Place.TOTAL:
-                    made.setdefault(value, (rank, at))
+                    home_of.setdefault(value, (rank, at))
     wrong = []
     for rank, row in enumerate(rows):
         for at, work in enumerate(row):
             for value in work.reads:
-                home = made.get(value)
+                home = home_of.get(value)
                 if home is None or (value.place in CROSSING and home[0] != rank):
                     continue
                 if home[0] != rank:

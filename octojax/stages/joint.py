@@ -39,7 +39,6 @@ class Joint:
     None for them: JAX still calls the rules of what they come from.
     """
 
-    template: Program
     inputs: dict[Ref, Var]
     outputs: dict[Ref, Atom]
     cotangents: dict[Ref, Var]
@@ -108,7 +107,6 @@ def trace_joint(
         if (reached.get(r, False) if r.role is Role.INPUT else not is_zero(v, zeros))
     }
     return Joint(
-        template=program,
         inputs=inputs,
         outputs=dict(zip(writes, ends, strict=False)),
         cotangents=dict(zip(cotangents, incoming, strict=False)),
@@ -156,7 +154,6 @@ _muted.defvjp(lambda x: (x, None), lambda _, gradient: (None,))
 def _without_backward(program: Program, values: Sequence[jax.ShapeDtypeStruct]) -> Joint:
     closed = inline_calls(jax.make_jaxpr(jaxpr_as_fun(program.jaxpr))(*values))
     return Joint(
-        template=program,
         inputs=dict(zip(program.reads, closed.jaxpr.invars, strict=True)),
         outputs=dict(zip(program.writes, closed.jaxpr.outvars, strict=True)),
         cotangents={},
