@@ -1,12 +1,14 @@
 """A step cut into stages on one core, against the plain accumulating step on the same.
 
-    python benchmarks/one_core.py                      all three, in turns
+    python benchmarks/one_core.py                      three of them, in turns
     python benchmarks/one_core.py --rounds 9 --steps 3 --core 0
+    python benchmarks/one_core.py --variants plain,whole-2,whole-8,split-2,split-8
     python benchmarks/one_core.py --forget             without kept memory
 
-    plain    one jitted step, `lax.scan` over the microbatches
-    kept     the same, its allocator told to keep memory as a pipelined step's is
-    stages   one rank with eight stages, F and B of each in turn
+    plain      one jitted step, `lax.scan` over the microbatches
+    kept       the same, its allocator told to keep memory as a pipelined step's is
+    whole-8    one rank with eight stages, F and B of each in turn; any number of stages
+    split-8    the same with B split: I of all stages, then W of all
 
 Each is a process of its own, pinned to the core; its Eigen has one thread. In each round every
 variant runs a few steps while the others wait, so that a busy machine slows all alike. Printed are
@@ -24,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
 
 from turns import Program, answer
 
-MICROBATCHES, STAGES = 8, 8
-VARIANTS = ("plain", "kept", "stages")
+MICROBATCHES = 8
+VARIANTS = ("plain", "kept", "whole-8")
 
 
 def child(arguments: argparse.Namespace) -> None:
@@ -41,18 +43,18 @@ def child(arguments: argparse.Namespace) -> None:
     import octojax as octopipe
     from octojax.executor.kept_memory import keep_memory
 
-    model, loss, microbatch = mid(192)
+    model, loss, microbatch = mid(arguments.width, arguments.layers)
     batch = jax.tree.map(lambda x: jax.numpy.concatenate([x] * MICROBATCHES), microbatch)
     if arguments.child == "kept":
         keep_memory()
-    if arguments.child == "stages":
+    if "-" in arguments.child:
         compiled = octopipe.compile(
             model,
             loss,
             optax.adamw(1e-3),
             batch,
             microbatches=MICROBATCHES,
-            schedule=octopipe.Schedule.parse(row()),
+            schedule=octopipe.Schedule.parse(row(arguments.child)),
             keep_memory=not arguments.forget,
             progress=False,
         )
@@ -64,13 +66,15 @@ def child(arguments: argparse.Namespace) -> None:
     answer(step)
 
 
-def row() -> str:
-    """Returns the actions of one rank that runs F and B of every stage in turn."""
-    stages = range(STAGES)
+def row(variant: str) -> str:
+    """Returns the actions of one rank that runs forward and backward of every stage in turn."""
+    kind, count = variant.split("-")
+    stages, backward = range(int(count)), {"whole": "B", "split": "IW"}[kind]
     return " ".join(
-        action
+        f"{s}{action}{k}"
         for k in range(MICROBATCHES)
-        for action in (*(f"{s}F{k}" for s in stages), *(f"{s}B{k}" for s in reversed(stages)))
+        for action in f"F{backward}"
+        for s in (stages if action == "F" else reversed(stages))
     )
 
 
@@ -92,7 +96,9 @@ def main() -> None:
     parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)))
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--forget", action="store_true", help="do not keep memory between steps")
-    parser.add_argument("--child", choices=VARIANTS)
+    parser.add_argument("--width", type=int, default=192)
+    parser.add_argument("--layers", type=int, default=14)
+    parser.add_argument("--child")
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments)
@@ -100,9 +106,8 @@ def main() -> None:
     names, variants = arguments.variants.split(","), []
     try:
         for name in names:
-            command = [sys.executable, __file__, "--child", name, "--core", str(arguments.core)]
-            more = ["--forget"] if arguments.forget else []
-            variants.append(Program(name, [*command, *more], dict(os.environ)))
+            command = [sys.executable, __file__, "--child", name, *sys.argv[1:]]
+            variants.append(Program(name, command, dict(os.environ)))
         for _ in range(arguments.rounds):
             for variant in variants:
                 variant.run(arguments.steps)

@@ -1,7 +1,9 @@
 """One core against two: figures of turns, what stands in the way, failures, and a tiny race."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -130,3 +132,51 @@ def test_the_main_job_ends_with_a_race(tmp_path: Path) -> None:
     assert min(found["step_s"].values()) > 0
     assert f"on core {found['cores'][1]} alone, the plain step" in done.stdout
     assert json.loads((out / "race.json").read_text()) == found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not TWO_CORES, reason="two cores race")
+def test_an_interrupted_race_leaves_nothing_behind(tmp_path: Path) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("pack my box with five dozen liquor jugs. " * 120)
+    options = (
+        "--width=64 --length=16 --batch=4 --microbatches=2 --ranks=2 --steps=1 --layers=1 "
+        "--tune-seconds=1 --no-check --race --no-evaluate"
+    )
+    command = [sys.executable, str(EXPERIMENTS / "llama.py"), *options.split()]
+    job = subprocess.Popen(
+        [*command, f"--data={text}", f"--out={out}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    limit = time.monotonic() + 600
+    racers: list[int] = []
+    try:
+        while len(racers) < race.PROCESSES and job.poll() is None and time.monotonic() < limit:
+            time.sleep(0.2)
+            racers = [p for p in descendants(job.pid) if b"race.py" in command_of(p)]
+        assert len(racers) == race.PROCESSES
+        job.send_signal(signal.SIGINT)
+        assert job.wait(120) != 0
+    finally:
+        job.kill()
+        job.wait()
+    assert not [p for p in racers if b"race.py" in command_of(p)]
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, in any of its threads."""
+    pids: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            pids += map(int, file.read_text().split())
+    return pids
+
+
+def command_of(pid: int) -> bytes:
+    """The command line of a process; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
