@@ -28,6 +28,9 @@ from octojax.stages.fingerprint import fingerprint
 from octojax.stages.program import Ref, Role, Stage
 from octojax.trace import trace_loss
 
+KINDS_IN_TURN = "FIWB"
+"""All layers' F take their turns first, then all I, ..."""
+
 
 def measure(
     loss: PureLoss,
@@ -106,7 +109,10 @@ class LayerTimer:
         values = Values(self.staged, loss.params, loss.state, batch, device)
         self.groups = [tuple(map(fingerprint, programs_of(s).values())) for s in self.stages]
         prepared = _prepare(self.stages, self.groups, values)
-        self.jobs = {key: job.job() for key, job in prepared.items()}
+        # In a step W comes long after the I that kept its values: measured right after it, it would
+        # find them in the cache, and a split backward would look cheaper than a whole one.
+        in_turn = sorted(prepared, key=lambda key: KINDS_IN_TURN.index(key[1]))
+        self.jobs = {key: prepared[key].job() for key in in_turn}
 
     def costs(
         self,

@@ -1,6 +1,7 @@
 """Measured profiles: bytes exact, times there, equal layers equal, links fitted."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +13,13 @@ import pytest
 from octojax.errors import CutError, PlanError
 from octojax.frontends import PureLoss, adapt
 from octojax.ir import LayerCost, Machine, Partition, Placement, Plan, Profile, Schedule
+from octojax.layers import find_layers
 from octojax.profiling import fit_line, measure, measure_link, measure_machine, median_times
+from octojax.profiling.layers import shapes_of
+from octojax.profiling.measure import LayerTimer
+from octojax.rows.whole import separated
 from octojax.simulate import simulate
+from octojax.trace import trace_loss
 
 D, FF, V, ROWS = 16, 32, 24, 4
 
@@ -205,3 +211,27 @@ def test_layers_with_leaves_of_four_bits_are_timed():
     profile = measure(adapt(params, loss), jnp.ones((2, 4)), rounds=1, target_s=1e-4)
     assert len(profile.layers) >= 2
     assert all(cost.forward_s > 0 for cost in profile.layers)
+
+
+def test_times_by_another_clock() -> None:
+    """A clock of the caller's that each run moves on by what it is said to cost."""
+    now = [0.0]
+
+    def job(cost_s: float) -> Callable[[int], None]:
+        def run(times: int) -> None:
+            now[0] += cost_s * times
+
+        return run
+
+    times = median_times({"a": job(2.0), "b": job(5.0)}, rounds=3, clock=lambda: now[0])
+    assert times == {"a": 2.0, "b": 5.0}
+
+
+def test_weight_gradients_take_their_turns_long_after_the_input_gradients(pure: PureLoss) -> None:
+    layered = find_layers(
+        separated(trace_loss(pure.fn, pure.params, shapes_of(model()[2]), pure.state))
+    )
+    timer = LayerTimer(layered, pure, model()[2], jax.devices()[0])
+    kinds = "".join(kind for _, kind in timer.jobs)
+    assert list(kinds) == sorted(kinds, key="FIWB".index)
+    assert {"F", "I", "W", "B"} == set(kinds)
