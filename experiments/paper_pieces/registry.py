@@ -3,13 +3,24 @@
 import difflib
 from collections.abc import Sequence
 
-from paper_pieces import fig3, fig8, fig10, scaling, search, table2, table4, table8
+from paper_pieces import (
+    fig2,
+    fig3,
+    fig8,
+    fig10,
+    scaling,
+    search,
+    table2,
+    table4,
+    table8,
+)
 from paper_pieces.piece import Piece
 
 PIECES: dict[str, Piece] = {
     piece.name: piece
     for piece in (
         table2.PIECE,
+        fig2.PIECE,
         fig3.PIECE,
         fig8.PIECE,
         table4.PIECE,
