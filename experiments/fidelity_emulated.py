@@ -17,7 +17,8 @@ from pathlib import Path
 from fidelity_common import in_processes, plans, row, scaled, table
 
 import octojax as octopipe
-from octojax.ir import Profile
+from octojax.ir import Plan, Profile
+from octojax.report.data import save_timeline
 
 PROFILES = Path(__file__).parent / "profiles"
 
@@ -30,6 +31,9 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=16.0, help="factor on the profile's times")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--tune-seconds", type=float, default=10.0)
+    parser.add_argument("--plans", help="JSON file of plans by name, in place of tuning some")
+    parser.add_argument("--timelines", help="folder for the measured timelines, NAME.json")
+    parser.add_argument("--timeout", type=float, default=180.0, help="seconds for everything")
     parser.add_argument("-o", "--output", help="write rows (JSON) here")
     return parser.parse_args(arguments)
 
@@ -49,13 +53,19 @@ def run(arguments: Sequence[str]) -> None:
     link = measure_links(mesh, typical_bytes=profile.layers[1].output_bytes, computing=False)
     capacity = profile.machine.capacity_bytes
     profile = profile.on(replace(link, host_cost_s=0.0, capacity_bytes=capacity))
-    chosen = plans(profile, wanted.ranks, wanted.microbatches, wanted.tune_seconds)
+    if wanted.plans:
+        stored = json.loads(Path(wanted.plans).read_text(encoding="utf-8"))
+        chosen = {name: Plan.from_json(data, name) for name, data in stored.items()}
+    else:
+        chosen = plans(profile, wanted.ranks, wanted.microbatches, wanted.tune_seconds)
     rows = []
     for name, plan in chosen.items():
         found = emulate(plan, profile, steps=wanted.steps, timeout=120.0)
         rows.append(row(name, plan, simulate(plan, profile), found.median))
         if jax.process_index() == 0:
             print(f"{name}: {[round(t.makespan_s, 4) for t in found.timelines]}", flush=True)
+            if wanted.timelines:
+                save_timeline(found.median, Path(wanted.timelines) / f"{name}.json")
     if jax.process_index() == 0:
         print(
             f"{wanted.profile}, {wanted.ranks} emulated ranks in as many processes, "
@@ -69,4 +79,5 @@ def run(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    in_processes(run, options(sys.argv[1:]).ranks, pin=False, timeout_s=180.0)
+    wanted = options(sys.argv[1:])
+    in_processes(run, wanted.ranks, pin=False, timeout_s=wanted.timeout)

@@ -11,6 +11,7 @@ written again after each.
 
 import importlib.util
 import sys
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
 
@@ -55,9 +56,10 @@ def main(
 def run(pieces: list[Piece], settings: Settings) -> None:
     """Runs the pieces one after the other, and writes what each of them makes at once."""
     console = Console()
-    study = Study(settings, console, sum(p.estimate_s(settings) for p in pieces))
+    expected_s = list(accumulate(piece.estimate_s(settings) for piece in pieces))
+    study = Study(settings, console, expected_s[-1])
     with study.bar:
-        for piece in pieces:
+        for piece, till_s in zip(pieces, expected_s, strict=True):
             cells = piece.run(study)
             write_cells(settings.out / f"{piece.name}.csv", cells)
             if piece.draw is not None:
@@ -66,6 +68,7 @@ def run(pieces: list[Piece], settings: Settings) -> None:
                 section(piece, cells, False), markup=False, highlight=False, soft_wrap=True
             )
             write_page(settings)
+            study.finish(till_s)
     console.print(f"written to {settings.out}, page {page_path(settings)}", highlight=False)
 
 

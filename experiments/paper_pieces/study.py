@@ -75,6 +75,11 @@ class Study:
         text = text or self.bar.tasks[0].description
         self.bar.update(self.task, completed=done, description=text, left=self.left())
 
+    def finish(self, expected_s: float) -> None:
+        """Notes that pieces are done that were expected to take so long, jobs shared or not."""
+        self.done_s = expected_s
+        self.show()
+
     def left(self) -> str:
         """Returns the remaining time in words, by how long the finished part took."""
         spent = time.perf_counter() - self.begun
