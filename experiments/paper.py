@@ -83,14 +83,8 @@ def redraw(settings: Settings) -> None:
 
 
 def write_page(settings: Settings) -> None:
-    text = page(PIECES.values(), settings.out, whole_minutes())
+    text = page(PIECES.values(), settings.out)
     page_path(settings).write_text(text, encoding="utf-8")
-
-
-def whole_minutes() -> float:
-    """Returns about how long everything takes by default."""
-    settings = Settings()
-    return sum(piece.estimate_s(settings) for piece in PIECES.values()) / 60
 
 
 def page_path(settings: Settings) -> Path:

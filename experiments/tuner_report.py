@@ -20,8 +20,9 @@ bound, minus one ([derivation](../lower_bound.md)).
 Data and pictures are in `docs/results/tuner/`. This page is written by
 `python experiments/tuner_report.py`; `bash experiments/tuner_all.sh` regenerates everything.
 
-The nine configurations, five seconds and host cost are of the present search; search cost,
-ablation, memory caps, halves and the exact optimum were measured with the one before it.
+The nine configurations, five seconds and host cost are of the present search; memory caps, halves
+and the exact optimum were measured with the one before it. Search cost (TABLE V, Fig. 12) and the
+phases alone and together (Fig. 10) are among [the paper's tables and figures](paper.md).
 
 `s` is the time of one run on two cores, `evaluations` the moves it had time for; the load average
 says whether anything else ran beside it (a search alone keeps two cores busy: about 2).
@@ -76,29 +77,6 @@ def sections() -> list[str]:
         "--seconds 30 --name host_cost",
         read_rows("host_cost"), TARGETS,
     )  # fmt: skip
-    cost = read_rows("table5")
-    add(
-        "Search cost: TABLE V and Fig. 12 on NemotronH-L",
-        "python experiments/tuner_search_cost.py --seconds 60",
-        cost,
-        {
-            "method": "method", "iterations": "total", "partition": "partition",
-            "placement": "placement", "schedule": "schedule", "": "partition_share",
-            " ": "placement_share", "  ": "schedule_share", "ms": "makespan_ms",
-            "over split": "over_1f1b_split", "gap": "gap", "evaluations": "evaluations",
-        },
-        "An iteration of `best` is a round of annealing; its phase counts are moves. The exact "
-        "method refuses a case of this size (21,696 actions).\n\n"
-        "![makespan over time](tuner/fig12.svg)\n\n",
-    )  # fmt: skip
-    add(
-        "Ablation: Fig. 10 on NemotronH-M",
-        "python experiments/tuner_ablation.py --seconds 7",
-        read_rows("fig10"),
-        {"variant": "variant", "ms": "makespan_ms", "speedup": "speedup", "gap": "gap"},
-        "P partition, A placement, S schedule, O overlap. Without O each transfer occupies both "
-        "its ranks; the base is split 1F1B without O.\n\n![ablation](tuner/fig10.svg)\n\n",
-    )
     add(
         "Memory caps",
         "python experiments/tuner_memory.py --seconds 5",

@@ -59,7 +59,7 @@ PIECE = Piece(
     """
 The paper shows `torch.profiler`'s traces and no numbers. These are the executor's own
 recordings of the steps of TABLE III: four processes, real transfers, every action a sleep of
-its profiled time, times 8.
+its profiled time, times 12.
 """,
     run,
     estimate_s,

@@ -9,9 +9,9 @@ from paper_pieces.piece import Piece
 HEAD = """# The paper, table by table
 
 What the OctoPipe paper reports in its section VIII, and in Figures 2 and 3, beside what this
-project gets. `python experiments/paper.py all` runs everything (about {minutes} minutes on two
-free cores), `python experiments/paper.py table4 fig8` some of it; this page is written from the
-CSVs in `docs/results/paper/` (`python experiments/paper.py page`).
+project gets. `python experiments/paper.py all` runs everything (within 45 minutes on two free
+cores), `python experiments/paper.py table4 fig8` some of it; this page is written from the CSVs
+in `docs/results/paper/` (`python experiments/paper.py page`).
 
 How a figure was had stands in each table. *exact*: counted or computed, the same on every
 machine. *simulated*: the simulator on the profiles in `experiments/profiles/`. *emulated*: the
@@ -36,9 +36,9 @@ is no evidence; everything else was fitted to nothing.
 MARKS = {"": "", "below": " ▼", "ceiling": " (c)", "differs": " ≠"}
 
 
-def page(pieces: Iterable[Piece], folder: Path, minutes: float) -> str:
+def page(pieces: Iterable[Piece], folder: Path) -> str:
     """Returns the page of all pieces that have stored cells in `folder`, and names the others."""
-    sections, missing = [HEAD.format(minutes=round(minutes))], []
+    sections, missing = [HEAD], []
     for piece in pieces:
         cells = read_cells(folder / f"{piece.name}.csv")
         if cells:

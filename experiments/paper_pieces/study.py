@@ -101,6 +101,7 @@ class Study:
             "seconds": self.settings.search_s(size),
             "ranks": profile.ranks,
             "microbatches": profile.microbatches,
+            **({"baselines": ("1f1b",)} if self.settings.quick else {}),
             **options,
         }
         key = (profile.name, profile.fingerprint, *sorted((k, repr(v)) for k, v in wanted.items()))

@@ -1,6 +1,7 @@
 """The paper's tables and figures: names, marks, exact figures, and the page that shows them."""
 
 import dataclasses
+import io
 import itertools
 import subprocess
 import sys
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
-from octojax.ir import LayerCost, Machine, Profile
+from octojax.ir import LayerCost, Machine, Placement, Profile
 from octojax.simulate import simulate
+from octojax.tune import tune
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = ROOT / "experiments"
@@ -20,12 +23,12 @@ if str(EXPERIMENTS) not in sys.path:
 
 import paper  # noqa: E402
 import tuner_common  # noqa: E402
-from paper_pieces import methods, scaling, table2, table8  # noqa: E402
+from paper_pieces import fig9, methods, races, scaling, table2, table8  # noqa: E402
 from paper_pieces.ceiling import balanced_load_s, ceiling  # noqa: E402
 from paper_pieces.cells import Cell, read_cells, write_cells  # noqa: E402
 from paper_pieces.page import page, shown  # noqa: E402
 from paper_pieces.registry import PIECES, chosen  # noqa: E402
-from paper_pieces.study import Settings  # noqa: E402
+from paper_pieces.study import Settings, Study  # noqa: E402
 
 STORED = ROOT / "docs" / "results" / "paper"
 
@@ -84,15 +87,16 @@ def test_every_piece_runs_quickly(tmp_path):
 
 
 def test_the_page_is_that_of_the_stored_cells():
-    text = page(PIECES.values(), STORED, paper.whole_minutes())
+    text = page(PIECES.values(), STORED)
     assert (STORED.parent / "paper.md").read_text(encoding="utf-8") == text, (
         "run `python experiments/paper.py page`"
     )
 
 
 def test_all_pieces_fit_into_three_quarters_of_an_hour():
-    assert paper.whole_minutes() <= 45
-    assert max(p.estimate_s(Settings()) for p in PIECES.values()) <= 360
+    expected_s = [piece.estimate_s(Settings()) for piece in PIECES.values()]
+    assert sum(expected_s) <= 45 * 60
+    assert max(expected_s) <= 6 * 60
 
 
 @pytest.mark.parametrize(
@@ -151,6 +155,50 @@ def test_table_iii_counts_are_the_papers():
     assert counts == {
         "1F1B": (4, 48), "Interleaved": (56, 880), "Tessel": (8, 96), "Mist": (4, 48),
     }  # fmt: skip
+
+
+def test_table_iii_overlap_with_the_papers_stages_is_no_less_than_the_papers():
+    """56 stages dealt to four ranks, partition and schedule tuned: 91.3 % and more of 880."""
+    profile = tuner_common.load("nemotron-h-s")
+    options = {"start": Placement.loop(4, 14), "phases": ("partition", "schedule")}
+    found = tune(profile, iterations=12, replicated=False, baselines=("1f1b",), **options)
+    transfers = simulate(found.plan, profile)
+    assert (found.plan.num_stages, len(transfers.transfers)) == (56, 880)
+    assert transfers.sender_overlapped / 880 >= 0.913
+
+
+def test_a_study_that_takes_too_long_is_ended_and_named():
+    with pytest.raises(ValueError, match=r"fidelity_emulated.py was not done after 0 s"):
+        races.started("fidelity_emulated.py", 0.05)
+
+
+def test_a_study_that_fails_says_why():
+    with pytest.raises(ValueError, match=r"(?s)fidelity_emulated.py failed:.*unrecognized"):
+        races.started("fidelity_emulated.py", 120, "--nonsense")
+
+
+def test_bubbles_at_the_ends_and_between_are_all_bubbles():
+    timeline = simulate(*_one_f_one_b("jamba-s"))
+    found = fig9.shares(timeline)
+    assert found["at the ends, %"] + found["between, %"] == pytest.approx(found["bubbles, %"])
+    assert found["bubbles, %"] == pytest.approx(100 * timeline.bubble_ratio)
+
+
+def _one_f_one_b(name):
+    profile = tuner_common.load(name)
+    (plan,) = methods.one_f_one_b(profile)
+    return plan, profile
+
+
+def test_progress_counts_shared_work_once_and_ends_at_the_total():
+    study = Study(Settings(), Console(file=io.StringIO()), total_s=100.0)
+    assert study.left() == "about 1:40 left"
+    assert [study.once("key", lambda: 1), study.once("key", lambda: 2)] == [1, 1]
+    with study.job("half of it", 20.0):
+        pass
+    assert study.left() == "about 1:20 left"
+    study.finish(100.0)
+    assert study.left() == "about 0:00 left"
 
 
 def test_table_ii_parameters_are_those_of_the_models():
