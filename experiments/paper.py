@@ -54,13 +54,23 @@ def main(
 
 
 def run(pieces: list[Piece], settings: Settings) -> None:
-    """Runs the pieces one after the other, and writes what each of them makes at once."""
+    """Runs the pieces one after the other, and writes what each of them makes at once.
+
+    Exits with the failures of pieces at the end, with code 1.
+    """
     console = Console()
     expected_s = list(accumulate(piece.estimate_s(settings) for piece in pieces))
     study = Study(settings, console, expected_s[-1])
+    failures: list[str] = []
     with study.bar:
         for piece, till_s in zip(pieces, expected_s, strict=True):
-            cells = piece.run(study)
+            try:
+                cells = piece.run(study)
+            except ValueError as error:  # what is stored of it stays; the others go on
+                failures.append(f"{piece.name}: {error}")
+                console.print(failures[-1], markup=False, highlight=False, soft_wrap=True)
+                study.finish(till_s)
+                continue
             write_cells(settings.out / f"{piece.name}.csv", cells)
             if piece.draw is not None:
                 piece.draw(cells, settings.out / f"{piece.name}.svg")
@@ -69,6 +79,8 @@ def run(pieces: list[Piece], settings: Settings) -> None:
             )
             write_page(settings)
             study.finish(till_s)
+    if failures:
+        raise SystemExit("\n".join(failures))
     console.print(f"written to {settings.out}, page {page_path(settings)}", highlight=False)
 
 

@@ -22,6 +22,8 @@ SCALE, STEPS = 12.0, 3
 """Factor on the profile's times, so that sleeps outlast what a message costs; steps of a plan."""
 LATENCY_S = 1e-4
 """Of a message between these processes, about, by the factor: what our plans are tuned for."""
+GRACE_S = 20.0
+"""For a study that is told to end."""
 
 
 @dataclass(frozen=True)
@@ -90,15 +92,32 @@ def _emulated(chosen: Mapping[str, Plan], settings: Settings) -> Race:
 def started(script: str, timeout_s: float, *options: str) -> str:
     """Runs a study to its end and returns what it printed.
 
-    Raises `ValueError` with its last lines where it fails or takes longer.
+    Raises `ValueError` with its last lines where it fails, and where it takes longer; it is then
+    told to end, and ends its own processes.
     """
     command = [sys.executable, str(SCRIPTS / script), *options]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, **pipes) as study:
+        try:
+            printed, _ = study.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            _end(study)
+            raise ValueError(
+                f"{script} was not done after {timeout_s:.0f} s: is the machine busy?"
+            ) from None
+        except BaseException:
+            _end(study)
+            raise
+    if study.returncode:
+        raise ValueError(f"{script} failed:\n{printed[-1500:]}")
+    return printed
+
+
+def _end(study: "subprocess.Popen[str]") -> None:
+    """Ends a study that has processes of its own, which a kill would leave behind."""
+    study.terminate()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        study.communicate(timeout=GRACE_S)
     except subprocess.TimeoutExpired:
-        raise ValueError(
-            f"{script} was not done after {timeout_s:.0f} s: is the machine busy?"
-        ) from None
-    if done.returncode:
-        raise ValueError(f"{script} failed:\n{(done.stdout + done.stderr)[-1500:]}")
-    return done.stdout
+        study.kill()
+        study.communicate()
