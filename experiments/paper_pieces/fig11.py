@@ -17,7 +17,7 @@ from paper_pieces.table3 import estimate_s as race_s
 TIME, MEMORY = "error of the step's time, %", "error of the peak memory, %"
 MEAN = "mean of absolute errors"
 REAL_S = 120.0
-REAL = ("--layers", "7", "--tune-seconds", "5", "--rounds", "9")
+REAL = ("--layers", "7", "--tune-seconds", "5", "--rounds", "5")
 
 
 def run(study: Study) -> list[Cell]:
