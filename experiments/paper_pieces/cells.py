@@ -20,7 +20,8 @@ class Cell:
     it states none. `measurement` is one of exact, simulated, emulated, real. `ceiling` is what
     the best whole-layer balance would give without any fill or drain, `bound` what no plan can
     exceed, proven; both in the unit of `ours`. `aim` says how ours is judged by the paper's: more,
-    less, equal, or none (nothing follows from the comparison).
+    less, equal, or none (nothing follows from the comparison). `search_s` is how long the tuner
+    searched for the plan.
     """
 
     case: str
@@ -33,6 +34,7 @@ class Cell:
     bound: float | None = None
     aim: str = "none"
     makespan_ms: float | None = None
+    search_s: float | None = None
     load_average: float | None = None
     note: str = ""
 
@@ -60,7 +62,7 @@ class Cell:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Cell))
-_NUMBERS = frozenset({"ours", "ceiling", "bound", "makespan_ms", "load_average"})
+_NUMBERS = frozenset({"ours", "ceiling", "bound", "makespan_ms", "search_s", "load_average"})
 
 
 def rounded(value: float | None, digits: int = 5) -> float | None:

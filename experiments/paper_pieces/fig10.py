@@ -26,15 +26,17 @@ def name_of(phases: tuple[str, ...], overlap: bool) -> str:
 
 def run(study: Study) -> list[Cell]:
     quick = study.settings.quick
-    profile = load("nemotron-h-s" if quick else "nemotron-h-m")
+    size = "s" if quick else "m"
+    profile = load(f"nemotron-h-{size}")
     slow = without_overlap(profile)
     (plan,) = one_f_one_b(profile)
     base = simulated("1F1B", plan, slow).makespan_s
     cells = []
-    for size in (1, 2, 3):
-        for phases in combinations(PHASES, size):
+    for several in (1, 2, 3):
+        for phases in combinations(PHASES, several):
             for overlap in (False,) if quick else (False, True):
-                result = study.tuned(profile, "s", phases=phases, overlap=overlap, replicated=False)
+                options = {"phases": phases, "overlap": overlap, "replicated": False}
+                result = study.tuned(profile, size, **options)
                 name = name_of(phases, overlap)
                 cells.append(
                     Cell(
@@ -45,6 +47,7 @@ def run(study: Study) -> list[Cell]:
                         rounded(base / result.lower_bound_s),
                         "more",
                         rounded(result.makespan_s * 1e3, 6),
+                        rounded(result.seconds, 3),
                         load_average(),
                     )
                 )  # fmt: skip
@@ -52,7 +55,8 @@ def run(study: Study) -> list[Cell]:
 
 
 def estimate_s(settings: Settings) -> float:
-    return (7 if settings.quick else 14) * (settings.search_s("s") + BASELINES_S["s"])
+    count, size = (7, "s") if settings.quick else (14, "m")
+    return count * (settings.search_s(size) + BASELINES_S["s"])
 
 
 PIECE = Piece(

@@ -24,9 +24,9 @@ without any fill or drain, *bound* is what no plan can exceed, proven
 ([derivation](../lower_bound.md)); both hold for every method in the row. **▼** marks a cell of
 ours that is below the paper's although the ceiling allows as much, **(c)** one where the
 ceiling itself is below the paper's, **≠** counts that should be equal and are not. At a
-baseline it says that our model of that system is slower than what the paper measured. *load* is
-the machine's load average over one minute when a row was stored (a search keeps two cores busy:
-about 2).
+baseline it says that our model of that system is slower than what the paper measured. *search*
+is how long the tuner searched, *load* the machine's load average over one minute when a row was
+stored (a search keeps two cores busy: about 2).
 
 Absolute times of H800 GPUs cannot be had from public facts: the calibrated profiles scale an
 analytic model by six constants fitted to the paper's TABLE IV and Fig. 10, so agreement there
@@ -79,7 +79,8 @@ def table(cells: Sequence[Cell], down: str, across: str) -> str:
     columns = distinct(getattr(c, across) for c in cells)
     rows = distinct(getattr(c, down) for c in cells)
     shared = [name for name in ("ceiling", "bound") if any(getattr(c, name) for c in cells)]
-    head = [down if down == "method" else "", *columns, *shared, "measurement", "load"]
+    searched = ["search, s"] if any(c.search_s for c in cells) else []
+    head = [down if down == "method" else "", *columns, *shared, "measurement", *searched, "load"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
         own = {getattr(c, across): c for c in cells if getattr(c, down) == row}
@@ -88,6 +89,9 @@ def table(cells: Sequence[Cell], down: str, across: str) -> str:
             values = distinct(number(v) for c in own.values() if (v := getattr(c, name)))
             texts.append(", ".join(values))
         texts.append(", ".join(distinct(c.measurement for c in own.values())))
+        if searched:
+            longest = max((c.search_s for c in own.values() if c.search_s is not None), default=0)
+            texts.append(number(longest))
         loads = [c.load_average for c in own.values() if c.load_average is not None]
         texts.append(f"{max(loads):g}" if loads else "")
         lines.append("| " + " | ".join(texts) + " |")

@@ -44,8 +44,8 @@ def bars(title: str, quantity: str, *, size: tuple[float, float] = (9, 3.4)):
 
 def _bars(axes: Any, cells: Sequence[Cell], title: str, quantity: str) -> None:
     cases, methods = distinct(c.case for c in cells), distinct(c.method for c in cells)
+    alone = len(cases) == 1  # then the methods stand below their bars
     width = 0.8 / max(1, len(methods))
-    shades = [0.35 + 0.65 * (n + 1) / len(methods) for n in range(len(methods))]
     named: set[str] = set()
 
     def label(name: str) -> str:
@@ -53,22 +53,25 @@ def _bars(axes: Any, cells: Sequence[Cell], title: str, quantity: str) -> None:
         named.add(name)
         return name if fresh else "_"
 
+    def place(cell: Cell) -> float:
+        return cases.index(cell.case) + (methods.index(cell.method) + 0.5) * width - 0.4
+
     for cell in cells:
-        at = cases.index(cell.case) + (methods.index(cell.method) + 0.5) * width - 0.4
-        shade = shades[methods.index(cell.method)]
-        axes.bar(at, cell.ours, 0.9 * width, color=OURS, alpha=shade, label=label(cell.method))
+        at, number = place(cell), methods.index(cell.method) + 1
+        shade = 1.0 if alone else 0.35 + 0.65 * number / len(methods)
+        name = "ours" if alone else cell.method
+        axes.bar(at, cell.ours, 0.9 * width, color=OURS, alpha=shade, label=label(name))
         if cell.paper_most is not None:
-            axes.plot(
-                [at - 0.4 * width, at + 0.4 * width], [cell.paper_most] * 2,
-                color="black", lw=1.6, label=label("paper"),
-            )  # fmt: skip
+            ends = [at - 0.4 * width, at + 0.4 * width]
+            axes.plot(ends, [cell.paper_most] * 2, color="black", lw=1.6, label=label("paper"))
     for number, case in enumerate(cases):
         tops = [c.ceiling for c in cells if c.case == case and c.ceiling is not None]
         if tops:
-            axes.plot(
-                [number - 0.42, number + 0.42], [max(tops)] * 2,
-                color=CEILING, lw=1, ls="--", label=label("ceiling"),
-            )  # fmt: skip
-    axes.set_xticks(range(len(cases)), [c.replace(", ", ",\n", 1) for c in cases])
+            ends = [number - 0.42, number + 0.42]
+            axes.plot(ends, [max(tops)] * 2, color=CEILING, lw=1, ls="--", label=label("ceiling"))
+    if alone:
+        axes.set_xticks([place(c) for c in cells], [c.method.replace(" ", "\n") for c in cells])
+    else:
+        axes.set_xticks(range(len(cases)), [c.replace(", ", ",\n") for c in cases])
     axes.set(ylabel=quantity, title=title)
-    axes.legend(fontsize=7, ncols=len(named), loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    axes.legend(fontsize=7, ncols=len(named), loc="upper center", bbox_to_anchor=(0.5, -0.2))

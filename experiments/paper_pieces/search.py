@@ -63,7 +63,7 @@ def _counts(case: str, method: str, result: TuneResult) -> list[Cell]:
     return [
         Cell(
             f"{result.profile_name}, {case}", METHODS[method], quantity, "simulated", rounded(ours),
-            paper, load_average=load_now,
+            paper, search_s=rounded(result.seconds, 3), load_average=load_now,
         )
         for quantity, ours, paper in figures
     ]  # fmt: skip
@@ -84,6 +84,7 @@ def run_fig12(study: Study) -> list[Cell]:
                     rounded(base / best),
                     bound=rounded(base / result.lower_bound_s),
                     makespan_ms=rounded(best * 1e3, 6),
+                    search_s=rounded(result.seconds, 3),
                     load_average=load_average(),
                 )
             )  # fmt: skip

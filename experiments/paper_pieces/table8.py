@@ -46,6 +46,7 @@ def run(study: Study) -> list[Cell]:
                 case, "OctoPipe, free to keep", SPEEDUP, "simulated",
                 ours=rounded(found.base_s / free.makespan_s),
                 makespan_ms=rounded(free.makespan_s * 1e3, 7),
+                search_s=rounded(free.seconds, 3),
                 load_average=load_average(),
             )
         )  # fmt: skip
