@@ -3,16 +3,17 @@
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from pair import pipelined_step
 
 from octojax.executor.instructions import Do
-from octojax.executor.recorded import Ledger, Recorder, action_times
+from octojax.executor.recorded import Ledger, Recorder
 from octojax.executor.run import run_recorded
 from octojax.jaxprs.count import operations as operations_of
 from octojax.processes import barrier, everyone
@@ -28,42 +29,65 @@ class ByProcessor(Recorder):
         return run
 
 
-def programs_s(step: Any, state: Any, batch: Any, rounds: int) -> tuple[float, float]:
-    """Returns processor seconds of a step's programs without transfers, all ranks': with one rank
-    at work at a time, and with all at once."""
+def programs_s(step: Any, state: Any, batch: Any, ledger: Ledger) -> float:
+    """Returns the processor seconds of one rehearsal's programs, this process' ranks': nothing of
+    what the executor does between them."""
+    recorder = ByProcessor(ledger)
+    step.loss.calls.run(lambda: step.loss.rehearse(state.held, batch, recorder), "rehearse")
+    lowered = step.loss.lowered.step
+    return sum(
+        end - start
+        for rank, ticks in recorder.ticks.items()
+        for item, (start, end) in zip(lowered.ranks[rank].body, ticks, strict=True)
+        if item.do is Do.RUN
+    )
 
+
+def processor_s(run: Callable[[], object]) -> float:
+    """Returns what one call takes of this process' processor time."""
+    begin = time.process_time()
+    jax.block_until_ready(run())
+    return time.process_time() - begin
+
+
+def pieces_s(
+    step: Any, state: Any, batch: Any, alone: Mapping[str, Callable[[], object] | None], rounds: int
+) -> dict[str, float]:
+    """Returns processor seconds of a step and its pieces, medians over rounds in which all take
+    turns, so that whatever slows the machine slows all alike; both processes' together.
+
+    `step`, `gradients` (a step without its update), `together` (its programs, all ranks
+    rehearsing at once), `apart` (the same, one rank after the other), and those of `alone`: each
+    is run by one process, and None in the other.
+    """
     ledger = Ledger()
+    programs_s(step, state, batch, ledger)
+    whole = pipelined_step(step, batch)
 
-    def rehearsed_s() -> float:
-        recorder = ByProcessor(ledger)
-        step.loss.calls.run(lambda: step.loss.rehearse(state.held, batch, recorder), "rehearse")
-        return sum(seconds for *_, seconds in action_times(recorder, step.loss.lowered))
+    def gradients() -> Any:
+        return step.loss.run(step.loss.trainer, state.held, batch)[0].gradients
 
-    rehearsed_s()
-    samples: dict[bool, list[float]] = {True: [], False: []}
-    for _ in range(rounds):
+    samples: dict[str, list[float]] = {}
+    for _ in range(rounds + 1):
+        for name, run in alone.items():
+            barrier("alone")
+            samples.setdefault(name, []).append(0.0 if run is None else processor_s(run))
         for turn in range(jax.process_count()):
             barrier("apart")
             if turn == jax.process_index():
-                samples[True].append(rehearsed_s())
+                samples.setdefault("apart", []).append(programs_s(step, state, batch, ledger))
         barrier("together")
-        samples[False].append(rehearsed_s())
-    mine = json.dumps([statistics.median(samples[True]), statistics.median(samples[False])])
-    told = [json.loads(text) for text in everyone(mine, "rehearsals")]
-    return sum(each[0] for each in told), sum(each[1] for each in told)
-
-
-def gradients_s(step: Any, state: Any, batch: Any, rounds: int) -> float:
-    """Returns processor seconds of a step without its update, all processes'."""
-    samples = []
-    for _ in range(rounds + 1):
-        barrier("gradients")
-        begin = time.process_time()
-        for _ in range(2):
-            jax.block_until_ready(step.loss.run(step.loss.trainer, state.held, batch)[0].gradients)
-        samples.append((time.process_time() - begin) / 2)
-    told = everyone(json.dumps(statistics.median(samples[1:])), "gradients")
-    return sum(map(float, told))
+        samples.setdefault("together", []).append(programs_s(step, state, batch, ledger))
+        for name, run in (("gradients", gradients), ("step", whole)):
+            barrier("pieces")
+            samples.setdefault(name, []).append(processor_s(run))
+    told = [json.loads(text) for text in everyone(json.dumps(samples), "pieces")]
+    return {
+        name: statistics.median(
+            map(sum, list(zip(*(each[name] for each in told), strict=True))[1:])
+        )
+        for name in samples
+    }
 
 
 def split_s(plan: Any, profile: Any) -> float:
@@ -97,24 +121,22 @@ def plain_operations(model: Any, loss: Any, microbatch: Any) -> float:
     return sum(map(operations_of, jaxpr.jaxpr.eqns))
 
 
-def plain_update_s(model: Any, optimizer: Any, rounds: int) -> float:
-    """Returns processor seconds of one update of all parameters, in the last process alone."""
-    mine = 0.0
-    if jax.process_index() == jax.process_count() - 1:
-        _, params = nnx.split(model, nnx.Param)
-        values = jax.device_put([jax.tree.map(jnp.copy, params), optimizer.init(params)],
-                              jax.local_devices()[0])  # fmt: skip
-        grads = jax.device_put(jax.tree.map(jnp.zeros_like, params), jax.local_devices()[0])
+def plain_update(model: Any, optimizer: Any) -> Callable[[], object]:
+    """Returns one update of all parameters as a function, compiled."""
+    device = jax.local_devices()[0]
+    _, params = nnx.split(model, nnx.Param)
+    grads = jax.device_put(jax.tree.map(jnp.zeros_like, params), device)
+    values = jax.device_put([jax.tree.map(jnp.copy, params), optimizer.init(params)], device)
 
-        def update(params: Any, state: Any, grads: Any) -> Any:
-            updates, state = optimizer.update(grads, state, params)
-            return optax.apply_updates(params, updates), state
+    def update(params: Any, state: Any, grads: Any) -> Any:
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
 
-        jitted = jax.jit(update, donate_argnums=(0, 1))
-        samples = []
-        for _ in range(rounds + 1):
-            begin = time.process_time()
-            values = jax.block_until_ready(jitted(*values, grads))
-            samples.append(time.process_time() - begin)
-        mine = statistics.median(samples[1:])
-    return float(everyone(json.dumps(mine), "update")[-1])
+    jitted = jax.jit(update, donate_argnums=(0, 1))
+
+    def run() -> object:
+        values[:] = jitted(*values, grads)
+        return values
+
+    jax.block_until_ready(run())
+    return run

@@ -21,7 +21,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ class Outcome:
 
     tokens: int
     plain_s: float
+    plain_processor_s: float
     plain_operations: float
     one_core_s: float
     bound_s: float
@@ -78,14 +79,14 @@ def speeds(x: Outcome) -> list[str]:
         "processor time | extra work |",
         "|---|---|---|---|---|---|---|---|---|---|",
         f"| plain, one core | | {_ms(x.plain_s)} | {x.tokens / x.plain_s:,.0f} | 1.00 | 1.00 "
-        f"| | | {_ms(x.rows[0].work.plain_s)} | |",
+        f"| | | {_ms(x.plain_processor_s)} | |",
     ]
     for row in x.rows:
         lines.append(
             f"| {row.name} | {row.stages} | {_ms(row.step_s)} | {x.tokens / row.step_s:,.0f} "
             f"| **{x.plain_s / row.step_s:.2f}** | {x.one_core_s / row.simulated_s:.2f} "
-            f"| {row.bubbles:.1%} | {row.simulated_bubbles:.1%} | {_ms(row.work.step_s)} "
-            f"| {row.work.extra_s / row.work.plain_s:+.1%} |"
+            f"| {row.bubbles:.1%} | {row.simulated_bubbles:.1%} | {_ms(sum(row.by_rank_s))} "
+            f"| {sum(row.by_rank_s) / x.plain_processor_s - 1:+.1%} |"
         )
     bound = f"| bound | | | | | {x.one_core_s / x.bound_s:.2f} | | | | |"
     return [*lines, bound]
@@ -94,7 +95,9 @@ def speeds(x: Outcome) -> list[str]:
 def gaps(x: Outcome) -> list[str]:
     """Returns the second table: the parts of a step, measured and simulated."""
     names = [row.name for row in x.rows]
-    parts = [time_parts(row.step_s, row.work.plain_s, row.by_rank_s, row.idle_s) for row in x.rows]
+    parts = [
+        time_parts(row.step_s, x.plain_processor_s, row.by_rank_s, row.idle_s) for row in x.rows
+    ]
     lines = _header("ms of a step: measured (simulated)", names)
     for part in parts[0]:
         cells = [
@@ -118,12 +121,13 @@ def causes(x: Outcome) -> list[str]:
     for cause in x.rows[0].work.causes():
         cells = (f"{1e3 * row.work.causes()[cause]:+.0f}" for row in x.rows)
         lines.append(f"| {cause} | {' | '.join(cells)} |")
+    plain = (f"{1e3 * row.work.plain_s:.0f}" for row in x.rows)
     shares = (f"{row.work.extra_s / row.work.plain_s:+.1%}" for row in x.rows)
     counted = (f"{row.operations / x.plain_operations - 1:+.1%}" for row in x.rows)
     return [
         *lines,
-        f"| together, of the plain step's {1e3 * x.rows[0].work.plain_s:.0f} | "
-        f"{' | '.join(shares)} |",
+        f"| together, of the plain step's work | {' | '.join(shares)} |",
+        f"| the plain step's, in the same rounds | {' | '.join(plain)} |",
         f"| operations as counted, beyond the plain step's | {' | '.join(counted)} |",
     ]
 
@@ -167,7 +171,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     octopipe.initialize()
     import jax
     import optax
-    from apart import plain_operations, plain_update_s
+    from apart import plain_operations, plain_update
     from hybrid import mid
     from pair import pipelined_step, plain_step, take_turns
 
@@ -205,17 +209,20 @@ def run(arguments: argparse.Namespace) -> Outcome:
         say(f"compiled {name}: {plan.num_stages} stages")
     figures = take_turns(steps, arguments.rounds, arguments.steps)
     plain = figures["plain"]
-    update_s = plain_update_s(model, optimizer, arguments.rounds)
+    alone: dict[str, Any] = {"plain": steps["plain"], "update": None}
+    if alone["plain"] is not None:
+        alone["update"] = plain_update(model, optimizer)
     rows = []
     for name, plan in plans.items():
         say(f"taking {name} apart")
         rows.append(
-            _row(name, plan, compiled[name], batch, profile, figures[name], plain, update_s,
+            _row(name, plan, compiled[name], batch, profile, figures[name], alone,
                  arguments.rounds)
         )  # fmt: skip
     return Outcome(
         tokens=microbatch["tokens"].shape[0] * (microbatch["tokens"].shape[1] - 1) * count,
         plain_s=plain.step_s,
+        plain_processor_s=plain.processor_s,
         plain_operations=plain_operations(model, loss, microbatch) * count,
         one_core_s=count * sum(x.compute_s for x in profile.layers),
         bound_s=answer["bound"],
@@ -230,13 +237,12 @@ def _row(
     batch: Any,
     profile: Any,
     figures: Any,
-    plain: Any,
-    plain_update_s: float,
+    alone: Mapping[str, Any],
     rounds: int,
 ) -> Row:
     """Returns the parts of one plan's step; both processes call this alike."""
     import jax
-    from apart import gradients_s, operations, programs_s, split_s
+    from apart import operations, pieces_s, split_s
 
     from octojax.diagnosis.accounts import parts_of
     from octojax.simulate import simulate
@@ -250,16 +256,16 @@ def _row(
     simulated = simulate(plan, profile)
     idle = {part.name: part.seconds for part in parts_of(usual)}
     expected = {part.name: part.seconds for part in parts_of(simulated)}
-    apart_s, together_s = programs_s(step, state, batch, rounds)
+    pieces = pieces_s(step, state, batch, alone, rounds)
     work = Work(
-        step_s=figures.processor_s,
-        gradients_s=gradients_s(step, state, batch, rounds),
-        together_s=together_s,
-        apart_s=apart_s,
+        step_s=pieces["step"],
+        gradients_s=pieces["gradients"],
+        together_s=pieces["together"],
+        apart_s=pieces["apart"],
         split_s=split_s(plan, profile),
         transfers_s=2 * profile.machine.host_cost_s * len(usual.transfers),
-        plain_s=plain.processor_s,
-        plain_update_s=plain_update_s,
+        plain_s=pieces["plain"],
+        plain_update_s=pieces["update"],
     )
     return Row(
         name=name,

@@ -180,3 +180,32 @@ def command_of(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not TWO_CORES, reason="two cores race")
+def test_the_benchmark_takes_a_step_apart(tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    options = (
+        "--plans=zb-h1 --width=64 --layers=1 --microbatches=2 --rounds=1 --steps=1 --seconds=1 "
+        f"--output={output}"
+    )
+    command = [sys.executable, str(ROOT / "benchmarks" / "two_cores.py"), *options.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "| zb-h1 | 2 |" in done.stdout
+    assert "| bound |" in done.stdout
+    (row,) = json.loads(output.read_text())["rows"]
+    assert row["simulated_s"] > 0
+    assert len(row["by_rank_s"]) == 2
+    pieces = row["work"]
+    assert 0 < pieces["apart_s"] < 10
+    assert pieces["plain_update_s"] < pieces["plain_s"]
+
+
+def test_an_unknown_plan_of_the_benchmark_is_refused() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "two_cores.py"), "--plans=2f2b,tuned"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "--plans 2f2b: expected some of 1f1b, zb-h1" in done.stderr
