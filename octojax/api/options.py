@@ -141,16 +141,16 @@ class Options:
         if isinstance(self.partition, str) and self.partition.replace(" ", "").isdigit():
             object.__setattr__(self, "partition", Partition.parse(self.partition))
 
-    def updated(self, **given: Any) -> "Options":
-        """Returns the options with those that are given (not None) in their place."""
-        known = {f.name for f in fields(self)}
-        unknown = sorted(set(given) - known)
+    def updated(self, **changes: Any) -> "Options":
+        """Returns the options with those of `changes` that are not None in their place."""
+        names = {f.name for f in fields(self)}
+        unknown = sorted(set(changes) - names)
         if unknown:
             raise TypeError(
                 f"unknown pipeline option(s) {', '.join(unknown)}; "
-                f"known are {', '.join(sorted(known))}"
+                f"known are {', '.join(sorted(names))}"
             )
-        return replace(self, **{k: v for k, v in given.items() if v is not None})
+        return replace(self, **{k: v for k, v in changes.items() if v is not None})
 
 
 def _whole(value: Any) -> bool:
@@ -215,17 +215,17 @@ def pipeline(*misplaced: Any, **options: Any) -> Callable[[Class], Class]:
             f"@octopipe.pipeline(microbatches=8), or @octopipe.pipeline() without any"
         )
     recorded = Options().updated(**options)
-    given = {k: v for k, v in options.items() if v is not None}
+    choices = {k: v for k, v in options.items() if v is not None}
     assert recorded is not None
 
     def decorate(cls: Class) -> Class:
-        setattr(cls, OPTIONS, given)
+        setattr(cls, OPTIONS, choices)
         return cls
 
     return decorate
 
 
-def options_of(model: Any, **given: Any) -> Options:
-    """Returns the options recorded on the model's class, overridden by those given."""
+def options_of(model: Any, **overrides: Any) -> Options:
+    """Returns the options recorded on the model's class, overridden by `overrides`."""
     recorded = getattr(type(model), OPTIONS, {})
-    return Options().updated(**recorded).updated(**given)
+    return Options().updated(**recorded).updated(**overrides)

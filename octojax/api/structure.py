@@ -109,18 +109,20 @@ _NOTHING: Any = object()
 def _by_path(
     paths: Sequence[tuple[Any, Any]], expected: Leaves
 ) -> tuple[list[Any], list[str], list[str]]:
-    """The leaves in the order of `expected`, the paths that are missing, those left over."""
-    wanted = words_of(expected.treedef)
+    """Returns leaves in the order of `expected`, the paths that are missing, those left over."""
+    keys = words_of(expected.treedef)
     values = {words(path): leaf for path, leaf in paths}
-    if set(values) != set(wanted):  # a wrapper's own word (`.value`) may be on one side alone
-        bare = [_bare(key) for key in wanted]
+    if set(values) != set(keys):  # a wrapper's own word (`.value`) may be on one side alone
+        bare = [_bare(key) for key in keys]
         bare_values = {_bare(key): leaf for key, leaf in values.items()}
         if len(set(bare)) == len(bare) and len(bare_values) == len(values):
-            wanted, values = bare, bare_values
-    leaves = [values.get(key, _NOTHING) for key in wanted]
+            keys, values = bare, bare_values
+    leaves = [values.get(key, _NOTHING) for key in keys]
     missing = [name for name, x in zip(expected.names, leaves, strict=True) if x is _NOTHING]
-    known = set(wanted)
-    extra = [".".join(_bare(key)) or "a leaf at the root" for key in values if key not in known]
+    expected_keys = set(keys)
+    extra = [
+        ".".join(_bare(key)) or "a leaf at the root" for key in values if key not in expected_keys
+    ]
     return leaves, [name or "a leaf at the root" for name in missing], extra
 
 
