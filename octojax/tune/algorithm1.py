@@ -1,12 +1,23 @@
 """Algorithm 1 of the OctoPipe paper (section VI): tune the phase whose bubbles are largest.
 
-    gap between the ranks' bubbles > lightest layer    partition: migrate and measure again
-    else boundary bubbles > residual bubbles           placement: disperse, exchange
-    else                                               schedule: advance F and I, delay W, overlap
+    gap between the ranks' bubbles > a layer of the   partition: migrate and measure again
+                           most loaded rank
+    else boundary bubbles > residual bubbles          placement: deal anew, disperse, exchange
+    else                                              schedule: F and I earlier, W later, overlap
 
-The paper leaves open what happens when the phase so chosen finds nothing: here its turn passes
-to the next one until something improves. `by_chance` draws the phase instead (the paper's
-random search). Starts from 1F1B with split backward on a uniform partition.
+Where the paper leaves something open, this is what the figures in
+`docs/results/tuner.md` (TABLE V) made us choose:
+
+* Its bound of the gap is the lightest layer of the model. Where one is light (an embedding), whole
+  layers never come so close, and partition would be tuned for ever: here it is the lightest layer
+  that the most loaded rank could give.
+* A phase that improves nothing passes its turn to the next one, until something improves.
+* The best candidate of an iteration is taken though it is a little slower, by a heat that cools
+  down over the budget: a search that only improves ends where it came to rest first, and then all
+  phases come in turn.
+
+`by_chance` draws the phase instead (the paper's random search). Starts from 1F1B with split
+backward on a uniform partition.
 """
 
 from collections.abc import Iterator
@@ -17,6 +28,7 @@ import numpy as np
 
 from octojax.ir.partition import uniform_partition
 from octojax.tune.candidate import Candidate, anchored, stage_arrays
+from octojax.tune.justify import ROUNDS, justified
 from octojax.tune.keys import ONE_F_ONE_B, by_formula
 from octojax.tune.measure import run
 from octojax.tune.memory import frugal
@@ -25,15 +37,22 @@ from octojax.tune.moves import (
     Account,
     account,
     advance,
+    deal,
     disperse,
     exchange,
     migrate,
     overlap,
 )
+from octojax.tune.problem import Problem
 from octojax.tune.search import PHASES, Search
 
-STALL = 30
-"""Stop after so many iterations without improvement, as the paper does."""
+STALL = 100
+"""Stop after so many iterations in which nothing better than the best was found, as the paper does
+"for several"; not where iterations are limited."""
+JUSTIFICATION = 4 * ROUNDS
+"""Schedules that one forward-backward justification makes, at most."""
+HOT = 0.1
+"""Heat at first, as a share of what moving a layer changes (the makespan by ranks over layers)."""
 
 
 def search_octopipe(
@@ -48,18 +67,22 @@ def search_octopipe(
     current = first_candidate(search)
     seen = look(current, search)
     current, seen = fitted(current, seen, search)
-    stalled = 0
+    best_s, failures, stalled = seen.makespan_s, 0, 0
     while not search.finished():
-        phase = choose(seen, problem, phases, stalled, rng if by_chance else None)
-        step = tuned(phase, current, seen, search, rng, overlap)
+        phase = choose(current, seen, problem, phases, failures, rng if by_chance else None)
+        heat = HOT * problem.ranks / problem.num_layers * (1 - search.share) ** 1.5
+        limit = seen.makespan_s * (1 + heat * rng.exponential())
+        step = stepped(phase, current, seen, search, rng, overlap)
         search.iteration += 1
         search.counts[phase] += 1
-        if step is not None:
+        failures, stalled = failures + 1, stalled + 1
+        if step is not None and step[1].makespan_s <= limit:
+            if step[1].makespan_s < seen.makespan_s * (1 - 1e-9):
+                failures = 0
             current, seen = step
-            search.offer_candidate(current, seen.makespan_s, phase)
-            stalled = 0
-        else:
-            stalled += 1
+        if seen.makespan_s < best_s * (1 - 1e-9):
+            best_s, stalled = seen.makespan_s, 0
+            search.offer_candidate(current, best_s, phase)
         search.report(phase)
         if stalled >= STALL and search.limits.iterations is None:
             search.stop = "no improvement"
@@ -76,18 +99,23 @@ def first_candidate(search: Search) -> Candidate:
 
 
 def choose(
+    current: Candidate,
     seen: Account,
-    problem,
+    problem: Problem,
     phases: frozenset[str],
-    stalled: int,
+    failures: int,
     rng: np.random.Generator | None,
 ) -> str:
-    """Returns the phase of this iteration: lines 9 to 17 of Algorithm 1, or one by chance."""
+    """Returns the phase of this iteration: lines 9 to 17 of Algorithm 1, or one by chance.
+
+    After each of `failures` in a row, the next phase has its turn.
+    """
     allowed = [phase for phase in PHASES if phase in phases]
     if rng is not None:
         return allowed[int(rng.integers(len(allowed)))]
     gap = seen.bubble_s.max() - seen.bubble_s.min()
-    if gap > problem.compute_s.min() * problem.microbatches:
+    movable = problem.compute_s[current.rank_L == int(seen.busy_s.argmax())]
+    if gap > movable.min(initial=np.inf) * problem.microbatches:
         first = "partition"
     elif seen.boundary_s.sum() > seen.residual_s.sum():
         first = "placement"
@@ -95,10 +123,10 @@ def choose(
         first = "schedule"
     order = PHASES[PHASES.index(first) :] + PHASES[: PHASES.index(first)]
     usable = [phase for phase in order if phase in phases]
-    return usable[stalled % len(usable)]
+    return usable[failures % len(usable)]
 
 
-def tuned(
+def stepped(
     phase: str,
     current: Candidate,
     seen: Account,
@@ -106,23 +134,15 @@ def tuned(
     rng: np.random.Generator,
     hide: bool,
 ) -> tuple[Candidate, Account] | None:
-    """Returns the best candidate that one phase's moves reach, or None if none is better.
-
-    Partition repeats migrate-and-reevaluate until no better partition is found; the others
-    take the best of a bounded number of candidates.
+    """Returns the best candidate of one round of a phase's moves, be it slower than the present
+    one; None if the phase has no move.
     """
-    start = seen.makespan_s
-    while True:
-        best: tuple[Candidate, Account] | None = None
-        for candidate in tries(phase, current, seen, search, rng, hide):
-            outcome = look(candidate, search)
-            if outcome.makespan_s < (best[1] if best else seen).makespan_s * (1 - 1e-9):
-                best = candidate, outcome
-        if best is None:
-            return (current, seen) if seen.makespan_s < start else None
-        current, seen = best
-        if phase != "partition" or search.finished():
-            return current, seen
+    best: tuple[Candidate, Account] | None = None
+    for candidate in tries(phase, current, seen, search, rng, hide):
+        outcome = look(candidate, search)
+        if best is None or outcome.makespan_s < best[1].makespan_s:
+            best = candidate, outcome
+    return best
 
 
 def tries(
@@ -144,9 +164,14 @@ def tries(
     elif phase == "placement":
         if len(rules.layers_P):
             yield from _sample(map(rules.applied, search.start), TRIED, rng)
+        yield from allowed(deal(current, seen, p, rng))
         yield from _sample(allowed(disperse(current, seen, p)), TRIED, rng)
         yield from _sample(allowed(exchange(current, seen, p)), TRIED, rng)
     else:
+        makespan_s, dense = justified(current, seen.makespan_s, p, search.arrays)
+        search.evaluations += JUSTIFICATION
+        if makespan_s < seen.makespan_s:
+            yield dense
         timed = _anchor(current, seen)
         yield from islice(advance(timed, seen, p, rng), TRIED)
         if hide:

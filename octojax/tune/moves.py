@@ -1,7 +1,8 @@
 """The moves of the paper's Algorithm 1 (section VI, Fig. 7), on candidates.
 
     partition   migrate          layers from the most to the least loaded rank
-    placement   disperse         a stage of several layers becomes single layers on other ranks
+    placement   deal             all layers anew, in several turns over the ranks
+                disperse         a stage of several layers becomes single layers on other ranks
                 exchange         a layer of a rank with long bubbles against a heavier one
     schedule    advance, delay   F and I earlier, W later
                 overlap          other work between two actions that wait for a transfer
@@ -23,6 +24,8 @@ from octojax.tune.problem import Problem
 
 TRIED = 24
 """At most so many candidates per move and iteration."""
+DEALT = 3
+"""Numbers of turns that one iteration deals all layers in."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,17 +94,26 @@ def _handed_on(candidate: Candidate, most: int, least: int) -> Iterator[Candidat
             yield _moved(candidate, moved)
 
 
-def disperse(candidate: Candidate, seen: Account, problem: Problem) -> Iterator[Candidate]:
-    """Yields candidates with one stage cut into single layers, dealt to ranks in turn; or
-    every stage cut into as many pieces.
+def deal(
+    candidate: Candidate, seen: Account, problem: Problem, rng: np.random.Generator
+) -> Iterator[Candidate]:
+    """Yields candidates with every stage dispersed: balanced pieces dealt in several turns over the
+    ranks, as a loop or a wave. A few by chance of all numbers of turns and formulas of keys.
     """
-    first, rank_S = stages_of(candidate)
-    if len(rank_S) <= 2 * problem.ranks:
-        for pieces in range(2, problem.num_layers // problem.ranks + 1):
-            sizes = problem.balanced_sizes(pieces * problem.ranks)
-            dealt = np.repeat(np.arange(len(sizes)) % problem.ranks, sizes)
-            for row in FORMULAS[::2]:
-                yield replace(candidate, rank_L=dealt, key_LKM=by_formula(problem, row))
+    p = problem
+    turns = np.arange(2, p.num_layers // p.ranks + 1)
+    for n in rng.permutation(turns)[:DEALT].tolist():
+        ranks = np.arange(p.ranks)
+        back = ranks[::-1] if rng.random() < 0.5 else ranks
+        order = np.concatenate([back if turn % 2 else ranks for turn in range(n)])
+        rank_L = np.repeat(order, p.balanced_sizes(n * p.ranks))
+        for row in rng.permutation(FORMULAS)[:2]:
+            yield replace(candidate, rank_L=rank_L, key_LKM=by_formula(p, row))
+
+
+def disperse(candidate: Candidate, seen: Account, problem: Problem) -> Iterator[Candidate]:
+    """Yields candidates with one stage cut into single layers, dealt to ranks in turn."""
+    first, _ = stages_of(candidate)
     sizes = np.diff(first)
     work = np.add.reduceat(problem.compute_s, first[:-1])
     for stage in np.argsort(-work, kind="stable"):
