@@ -12,4 +12,5 @@ python experiments/tuner_targets.py --costs calibrated --host-cost 7e-5 --second
 python experiments/tuner_memory.py --seconds $((5 * times))
 python experiments/tuner_halves.py --seconds $((40 * times))
 python experiments/tuner_optimality.py
+python experiments/tuner_phases.py --iterations 160 --seeds 3
 python experiments/tuner_report.py
