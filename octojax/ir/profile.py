@@ -2,10 +2,7 @@
 
 import hashlib
 import json
-import math
-import numbers
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,64 +10,12 @@ from typing import Any
 
 from octojax.errors import FormatError, ProfileError
 from octojax.ir.files import other_version, read_json
+from octojax.ir.machine import Machine, is_finite, is_whole, plain, short_text
 from octojax.ir.shown import count, duration, line, picture, short
 
 VERSION = 1
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return _is_number(value) and math.isfinite(value)
-    except OverflowError:  # a whole number too large for a float
-        return False
-
-
-def _is_amount(value: Any) -> bool:
-    return _is_finite(value) and value >= 0
-
-
-def _is_size(value: Any) -> bool:
-    return _is_number(value) and value > 0 and (value == math.inf or _is_finite(value))
-
-
-def _per_rank(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda values: isinstance(values, tuple) and all(map(holds, values))
-
-
-def _or_none(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or holds(value)
-
-
-_AMOUNT, _SIZE = "a finite number >= 0", "a number > 0"
-_MACHINE_FORMS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
-    ("name", "text", lambda value: isinstance(value, str)),
-    ("capacity_bytes", _SIZE, _is_size),
-    ("latency_s", _AMOUNT, _is_amount),
-    ("bandwidth_bytes_per_s", _SIZE, _is_size),
-    ("host_cost_s", _AMOUNT, _is_amount),
-    ("speeds", "finite numbers > 0, one per rank",
-     _per_rank(lambda value: _is_finite(value) and value > 0)),
-    ("capacities_bytes", "numbers > 0, one per rank", _per_rank(_is_size)),
-    ("ranks_per_node", "a whole number >= 1",
-     _or_none(lambda value: _is_whole(value) and value >= 1)),
-    ("inter_latency_s", _AMOUNT, _or_none(_is_amount)),
-    ("inter_bandwidth_bytes_per_s", _SIZE, _or_none(_is_size)),
-    ("blocking", "true or false", lambda value: isinstance(value, bool)),
-)  # fmt: skip
-"""Field, what it must be in words, and whether a value is that."""
+EXPERTS_PER_TOKEN = 2.0
+"""Where a profile does not say `experts_per_token`."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +44,9 @@ class LayerCost:
         for name, value in asdict(self).items():
             if name == "kind" or (name == "backward_s" and value is None):
                 continue
-            if not _is_finite(value) or value < 0:
+            if not is_finite(value) or value < 0:
                 raise ProfileError(
-                    f"layer of kind {self.kind!r}: {name} = {_short(value)}, "
+                    f"layer of kind {self.kind!r}: {name} = {short_text(value)}, "
                     f"expected a finite number >= 0"
                 )
 
@@ -115,57 +60,6 @@ class LayerCost:
     def compute_s(self) -> float:
         """Forward and split backward of one microbatch."""
         return self.forward_s + self.input_grad_s + self.weight_grad_s
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Ranks and links. A transfer takes `latency_s + bytes / bandwidth_bytes_per_s`.
-
-    `host_cost_s` is what each transfer costs on each of its two ranks.
-    `speeds[r]` divides rank r's compute times; `capacities_bytes[r]` overrides the capacity.
-    With `ranks_per_node` set, links between nodes take the `inter_*` figures. `blocking`: a
-    transfer occupies both its ranks, which compute nothing meanwhile (rendezvous).
-    """
-
-    name: str = "unnamed"
-    capacity_bytes: float = math.inf
-    latency_s: float = 0.0
-    bandwidth_bytes_per_s: float = math.inf
-    host_cost_s: float = 0.0
-    speeds: tuple[float, ...] = ()
-    capacities_bytes: tuple[float, ...] = ()
-    ranks_per_node: int | None = None
-    inter_latency_s: float | None = None
-    inter_bandwidth_bytes_per_s: float | None = None
-    blocking: bool = False
-
-    def __post_init__(self) -> None:
-        wrong = [
-            f"{name} = {_short(value)}, expected {form}"
-            for name, form, holds in _MACHINE_FORMS
-            if not holds(value := getattr(self, name))
-        ]
-        if wrong:
-            raise ProfileError(f"machine {self.name!r}: {'; '.join(wrong)}")
-
-    def speed(self, rank: int) -> float:
-        return self.speeds[rank] if self.speeds else 1.0
-
-    def capacity(self, rank: int) -> float:
-        return self.capacities_bytes[rank] if self.capacities_bytes else self.capacity_bytes
-
-    def link(self, source: int, target: int) -> tuple[float, float]:
-        """The `(latency_s, bandwidth_bytes_per_s)` of the link from rank to rank."""
-        far = (
-            self.ranks_per_node is not None
-            and source // self.ranks_per_node != target // self.ranks_per_node
-        )
-        latency, bandwidth = self.latency_s, self.bandwidth_bytes_per_s
-        if far:
-            latency = latency if self.inter_latency_s is None else self.inter_latency_s
-            inter = self.inter_bandwidth_bytes_per_s
-            bandwidth = bandwidth if inter is None else inter
-        return latency, bandwidth
 
 
 @dataclass(frozen=True)
@@ -186,7 +80,7 @@ class Profile:
             raise ProfileError(f"profile {self.name!r} has no layers")
         for what in ("ranks", "microbatches"):
             value = getattr(self, what)
-            if value is not None and not (_is_whole(value) and value >= 1):
+            if value is not None and not (is_whole(value) and value >= 1):
                 raise ProfileError(
                     f"profile {self.name!r}: {what} = {value!r}, expected a whole number >= 1"
                 )
@@ -194,10 +88,10 @@ class Profile:
         if sizes is not None and not (
             isinstance(sizes, list | tuple)
             and len(sizes) == len(self.layers)
-            and all(_is_whole(size) and size >= 1 for size in sizes)
+            and all(is_whole(size) and size >= 1 for size in sizes)
         ):
             raise ProfileError(
-                f"profile {self.name!r}: stages_of = {_short(sizes)}, expected the number of "
+                f"profile {self.name!r}: stages_of = {short_text(sizes)}, expected the number of "
                 f"layers of each of its {len(self.layers)} stages, whole numbers >= 1"
             )
 
@@ -233,24 +127,42 @@ class Profile:
         """Digests of the model (kinds and parameters of its layers), of what the layers cost, and
         of the machine's speeds and links, joined by points. Names and capacities do not count.
         """
-        machine = {k: v for k, v in asdict(self.machine).items() if "capacit" not in k}
-        if not self.machine.blocking:
-            del machine["blocking"]  # as before there was a choice
         layers = [{**asdict(x), "backward_s": x.fused_backward_s} for x in self.layers]
         model = [(x.kind, x.param_bytes) for x in self.layers]
-        return ".".join(map(_digest, (model, layers, {**machine, "name": ""})))
+        return ".".join(map(_digest, (model, layers, self.machine.fingerprint_fields)))
+
+    @property
+    def experts_per_token(self) -> float:
+        """How many experts a token visits: the profile's `experts_per_token`, or 2."""
+        return float(dict(self.extra).get("experts_per_token", EXPERTS_PER_TOKEN))
+
+    @cached_property
+    def priced_layers(self) -> tuple[LayerCost, ...]:
+        """The layers with what the machine's options add: where its experts are spread over
+        replicas, an all-to-all there and another back in F and I of every layer with experts."""
+        machine = self.machine
+        if not machine.expert_parallel or machine.replicas == 1:
+            return self.layers
+        group = machine.between_replicas()
+
+        def spread(layer: LayerCost) -> LayerCost:
+            parts = sum("moe" in x or "expert" in x for x in layer.kind.lower().split("+"))
+            added = 2 * parts * group.all_to_all_s(layer.output_bytes * self.experts_per_token)
+            return replace(
+                layer,
+                forward_s=layer.forward_s + added,
+                input_grad_s=layer.input_grad_s + added,
+                backward_s=None if layer.backward_s is None else layer.backward_s + added,
+            )
+
+        return tuple(map(spread, self.layers))
 
     def on(self, machine: Machine) -> "Profile":
         return replace(self, machine=machine)
 
     def to_json(self) -> dict[str, Any]:
-        machine = {
-            k: list(map(_plain, v)) if isinstance(v, tuple) else _plain(v)
-            for k, v in asdict(self.machine).items()
-            if not (v is None or v is False or (isinstance(v, tuple) and not v) or v == math.inf)
-        }
         layers = [
-            {k: _plain(v) for k, v in asdict(layer).items() if v is not None}
+            {k: plain(v) for k, v in asdict(layer).items() if v is not None}
             for layer in self.layers
         ]
         sizes = {"ranks": self.ranks, "microbatches": self.microbatches}
@@ -258,8 +170,8 @@ class Profile:
             "version": VERSION,
             "name": self.name,
             **dict(self.extra),
-            **{k: _plain(v) for k, v in sizes.items() if v is not None},
-            "machine": machine,
+            **{k: plain(v) for k, v in sizes.items() if v is not None},
+            "machine": self.machine.to_json(),
             "layers": layers,
         }
 
@@ -296,13 +208,8 @@ class Profile:
 
 
 def _digest(value: Any) -> str:
-    text = json.loads(json.dumps(value, default=_plain), parse_int=float)  # 1 is 1.0
+    text = json.loads(json.dumps(value, default=plain), parse_int=float)  # 1 is 1.0
     return hashlib.sha256(json.dumps(text, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _plain(value: Any) -> Any:
-    """Returns NumPy's numbers as Python's, which JSON can write."""
-    return value.item() if hasattr(value, "item") else value
 
 
 _NEEDED = ("kind", "forward_s", "input_grad_s", "weight_grad_s")

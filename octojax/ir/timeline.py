@@ -74,7 +74,8 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
-    """One rank's account. `busy_s + bubble_s` is the makespan.
+    """One rank's account. `busy_s + bubble_s` is the makespan. `before_s` and `after_s` of the
+    busy time are what the data axis and the update take before its first action and after its last.
 
     Boundary bubbles lie before the first and after the last action, residual ones between:
     `residual_bubble_s` is `computation_wait_s`, for another rank to compute, and
@@ -92,6 +93,8 @@ class RankSummary:
     peak_microbatches_until_weight: int = 0
     computation_wait_s: float = 0.0
     transfer_wait_s: float = 0.0
+    before_s: float = 0.0
+    after_s: float = 0.0
 
 
 @dataclass(frozen=True)

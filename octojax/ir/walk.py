@@ -13,7 +13,7 @@ way to carry out a table, cannot deadlock on any transport that keeps each rank'
 
 import enum
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octojax.ir.action import Action, Item, Kind
@@ -54,7 +54,8 @@ class TableWalk:
     started and ended, and `order` lists the instructions `(rank, position)`, both in an order of
     which every row's is a part.
     `duration_s(rank, actions)` and `wire_s(transfer)` (latency, time on the link) are seconds; by
-    default nothing takes time.
+    default nothing takes time. Rank r is busy for `ends_s[r][0]` before its first instruction, and
+    for `ends_s[r][1]` in its first update.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class TableWalk:
         mode: Mode,
         duration_s: Duration | None = None,
         wire_s: Callable[[Transfer], tuple[float, float]] | None = None,
+        ends_s: Sequence[tuple[float, float]] = (),
     ) -> None:
         self.plan, self.mode = plan, mode
         self.duration_s, self.wire_s = duration_s, wire_s
         self.crossings = plan.crossings
         self.head = [0] * plan.num_ranks
-        self.free = [0.0] * plan.num_ranks
+        self.free = [before for before, _ in ends_s] or [0.0] * plan.num_ranks
+        self.update_s = [after for _, after in ends_s] or [0.0] * plan.num_ranks
         self.at: list[dict[Value, float]] = [{} for _ in plan.ranks]  # when a value is on a rank
         self.link_free: dict[tuple[int, int], float] = defaultdict(float)
         self.posted: list[dict[Transfer, float]] = [{} for _ in plan.ranks]
@@ -89,7 +92,9 @@ class TableWalk:
             row = self.plan.ranks[rank]
             while self.head[rank] < len(row):
                 instruction = row[self.head[rank]]
-                if isinstance(instruction, Update):  # takes no time: no profile has its cost
+                if isinstance(instruction, Update):
+                    self.free[rank] += self.update_s[rank]
+                    self.update_s[rank] = 0.0  # once, whatever the number of its phases
                     self._done(rank)
                     continue
                 step_taken = (

@@ -47,6 +47,11 @@ TABLES: dict[str, dict[str, Form]] = {
         "inter_bandwidth_bytes_per_s": _SIZE,
         "host_cost_s": _AMOUNT,
         "blocking": _FLAG,
+        "overlap_discount": Form("a number >= 0 and < 1", lambda v: _is_number(v) and 0 <= v < 1),
+        "replicas": _COUNT,
+        "zero": Form("0, 1 or 3", lambda v: (_COUNT.holds(v) and v in (1, 3)) or v == 0),
+        "expert_parallel": _FLAG,
+        "update_bytes_per_s": _SIZE,
         "speeds": _NUMBERS,
         "capacities_bytes": _NUMBERS,
     },
@@ -96,8 +101,8 @@ def check(data: Mapping[str, Any], where: str) -> None:
 
 
 def _near(name: str, table: str) -> str:
-    own = get_close_matches(name, TABLES[table], 1, 0.5)
-    if own:
-        return f" (did you mean {own[0]}?)"
     homes = [f"[{t}]" if t else "the top" for t, forms in TABLES.items() if name in forms]
-    return f" (it belongs to {homes[0]})" if homes else ""
+    if homes:
+        return f" (it belongs to {homes[0]})"
+    own = get_close_matches(name, TABLES[table], 1, 0.5)
+    return f" (did you mean {own[0]}?)" if own else ""

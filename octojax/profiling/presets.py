@@ -39,6 +39,24 @@ class Preset:
 
         return self.model(self.config, rngs=nnx.Rngs(0))
 
+    def shortened(self) -> tuple["Preset", tuple[int, ...]]:
+        """Returns the preset with as few layers as have one of each letter of the pattern between
+        two others, and for every layer of this preset the one like it there.
+
+        The first and the last layer stay what they are: they are cut beside embedding and head.
+        """
+        pattern = pattern_of(self.config)
+        if pattern is None:
+            return self, tuple(range(self.config.layers))
+        short = _shortest(self.config, pattern)
+        last = len(pattern) - 1
+        places = tuple(
+            0 if at == 0 else len(short) - 1 if at == last else 1 + short[1:-1].rindex(letter)
+            for at, letter in enumerate(pattern)
+        )
+        changes = {"pattern": short} if "pattern" in _names(self.config) else {"layers": len(short)}
+        return replace(self, config=replace(self.config, **changes)), places
+
     def kinds(self) -> tuple[str, ...]:
         """The kinds of its layers (`mamba2`, `attention+moe`), embedding first, head last."""
         from flax import nnx
@@ -91,23 +109,41 @@ def find_preset(
     return Preset(name, config, model, module.loss)
 
 
-def pattern_of(config: Any) -> str:
-    """Returns one letter per layer of a configuration."""
+def pattern_of(config: Any) -> str | None:
+    """Returns one letter per layer of a configuration; None if it does not say."""
     own = getattr(config, "pattern", None)
-    return own if isinstance(own, str) else "T" * config.layers
+    return own if isinstance(own, str) else None
+
+
+def _shortest(config: Any, pattern: str) -> str:
+    """The shortest pattern of a configuration with the pattern's first and last letter, and all
+    of its letters in between."""
+    inner = set(pattern[1:-1])
+    if "pattern" in _names(config):
+        short = pattern[:1] + "".join(sorted(inner, key=pattern.index)) + pattern[1:][-1:]
+        return short if len(short) < len(pattern) else pattern
+    for layers in range(2, len(pattern)):
+        short = str(pattern_of(replace(config, layers=layers)))
+        if set(short[1:-1]) == inner and short[0] + short[-1] == pattern[0] + pattern[-1]:
+            return short
+    return pattern
+
+
+def _names(config: Any) -> set[str]:
+    return {field.name for field in fields(config)}
 
 
 def _with_layers(name: str, config: Any, layers: int | None, pattern: str | None) -> Any:
     """The configuration of so many layers, or with those of the pattern."""
-    names = {field.name for field in fields(config)}
-    if "pattern" not in names:
+    if "pattern" not in _names(config):
         if layers is not None:
             config = replace(config, layers=layers)
         if pattern is not None and pattern != pattern_of(config):
-            own = pattern_of(config)
+            own = pattern_of(config) or "no pattern"
             raise ValueError(
-                f"{name}: pattern {pattern!r} ({len(pattern)} layers); that of its {len(own)} "
-                f"layers is {own!r}, which follows from the configuration: choose --layers alone"
+                f"{name}: pattern {pattern!r} ({len(pattern)} layers); that of its "
+                f"{config.layers} layers is {own!r}, which follows from the configuration: choose "
+                f"--layers alone"
             )
         return config
     if pattern is None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from octojax.ir import ActionSpan, Cargo, Schedule, Timeline, Transfer
 from octojax.simulate.costs import StageCosts
-from octojax.simulate.evaluation import Trace, memory, trace
+from octojax.simulate.evaluation import Trace, ends_of, memory, trace
 from octojax.simulate.links import Links
 from octojax.simulate.table import Table
 from octojax.simulate.timelines import Free, Move, timeline_of
@@ -27,7 +27,8 @@ def compiled_timeline(
         for a, b in pairwise(levels.bounds.tolist())
     )
     spans = [ActionSpan(*cell) for cell in cells]
-    return timeline_of(rows, spans, _moves(table, costs, links, times), traces, free)
+    moves = _moves(table, costs, links, times)
+    return timeline_of(rows, spans, moves, traces, free, ends_s=ends_of(table, costs))
 
 
 def _moves(table: Table, costs: StageCosts, links: Links, times: Trace) -> list[Move]:

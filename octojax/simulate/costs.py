@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from octojax.errors import PlanError, ProfileError
 from octojax.ir import Kind, Partition, Profile
+from octojax.simulate.step_ends import StageEnds
 
 Floats = NDArray[np.float64]
 
@@ -34,11 +35,14 @@ class StageCosts:
     residuals kept from F until I or B, residuals kept from I until W, the output sent on, the
     input received, and the static state (weights, gradients, optimizer). `recompute` is
     (stages,) bool: F keeps only the stage's input, and I, B or an explicit R rebuild the rest.
+    `ends_s` is (stages, 2): what holding a stage takes its rank before its first action and after
+    its last, if anything; see `octojax.simulate.step_ends`.
     """
 
     seconds: Floats
     nbytes: Floats
     recompute: NDArray[np.bool_]
+    ends_s: Floats | None = None
 
     def __post_init__(self) -> None:
         for name, values, columns in (
@@ -57,6 +61,15 @@ class StageCosts:
                     f"stage costs: {name} of stage {stage}, {columns[column]} is "
                     f"{values[stage, column]}, expected a finite number >= 0"
                 )
+
+        ends = self.ends_s
+        if ends is not None and not (
+            ends.shape == (self.num_stages, 2) and (np.isfinite(ends) & (ends >= 0)).all()
+        ):
+            raise ProfileError(
+                f"stage costs: ends_s is {ends.tolist()}, expected two finite numbers >= 0 for "
+                f"each of {self.num_stages} stages"
+            )
 
     @classmethod
     def unit(
@@ -141,7 +154,8 @@ class LayerCosts:
     """A profile's layers as arrays, built once, from which stages are cut many times."""
 
     def __init__(self, profile: Profile) -> None:
-        layers = profile.layers
+        layers = profile.priced_layers
+        self._ends = StageEnds.of(profile)
         self.num_layers = len(layers)
         self._seconds = np.array(
             [
@@ -182,4 +196,5 @@ class LayerCosts:
             flags[:] = recompute
         with np.errstate(over="ignore"):  # an infinite sum is refused by name
             seconds = np.add.reduceat(self._seconds, starts, axis=0)
-        return StageCosts(seconds, nbytes, flags)
+        ends = None if self._ends is None else self._ends.cut(starts)
+        return StageCosts(seconds, nbytes, flags, ends)

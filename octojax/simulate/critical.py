@@ -49,9 +49,14 @@ class Chains:
 
     @cached_property
     def critical(self) -> tuple[int, ...]:
-        """The chain to the action that ends last: a step is as long as this."""
-        actions = self.timeline.actions
-        last = max(range(len(actions)), key=lambda i: actions[i].end_s, default=-1)
+        """The chain to the action that ends last, with what its rank does after it: a step is as
+        long as this."""
+        actions, ranks = self.timeline.actions, self.timeline.ranks
+        last = max(
+            range(len(actions)),
+            key=lambda i: actions[i].end_s + ranks[actions[i].rank].after_s,
+            default=-1,
+        )
         return self.back_from(last)
 
 
@@ -70,12 +75,17 @@ def chains_of(timeline: Timeline) -> Chains:
     tolerance = _TOLERANCE * timeline.makespan_s
     follows = _follows(timeline, tolerance)
     before, delay = [], []
+    seen = set[int]()
     for event, earlier in zip(events, follows, strict=True):
         latest = max(earlier, key=lambda p: p[1], default=(-1, 0.0))
         # of those that ended together the first: its own rank's, which was busy until then
         ready = next((p for p in earlier if p[1] >= latest[1] - tolerance), latest)
-        before.append(ready[0])
-        delay.append(event.start_s - latest[1])
+        begins = 0.0
+        if isinstance(event, ActionSpan) and event.rank not in seen:  # its rank may gather first
+            seen.add(event.rank)
+            begins = timeline.ranks[event.rank].before_s
+        before.append(-1 if begins > latest[1] + tolerance else ready[0])
+        delay.append(event.start_s - max(latest[1], begins))
     follow: dict[int, list[int]] = {i: [p for p, _ in earlier] for i, earlier in enumerate(follows)}
     try:
         order = tuple(TopologicalSorter(follow).static_order())
@@ -84,7 +94,12 @@ def chains_of(timeline: Timeline) -> Chains:
         raise ValueError(
             f"no step ran like this timeline: its actions wait for each other, {names}"
         ) from None
-    latest_s = [timeline.makespan_s - (event.end_s - event.start_s) for event in events]
+    latest_s = [
+        timeline.makespan_s
+        - (timeline.ranks[event.rank].after_s if isinstance(event, ActionSpan) else 0.0)
+        - (event.end_s - event.start_s)
+        for event in events
+    ]
     for number in reversed(order):
         event, start = events[number], latest_s[number] - max(0.0, delay[number])
         for earlier, ready_s in follows[number]:

@@ -30,14 +30,15 @@ def build_dag(
 ) -> nx.DiGraph:
     """Returns the graph of a step with asynchronous transfers; transfers spelled out are dropped.
 
-    Nodes have `kind` ("action", "transfer", "memory", "end"), `rank` and `duration_s` or
+    Nodes have `kind` ("gather", "action", "transfer", "memory", "end"), `rank` and `duration_s` or
     `bytes`. Edges have `delay_s` and `why` ("order", "data", "link", "memory", "end"). The
     table need not be valid: one that deadlocks gives a graph with a cycle.
     """
-    if isinstance(costs, Profile) and machine is None:
-        machine = costs.machine
+    if isinstance(costs, Profile):
+        machine = costs.machine if machine is None else machine
+        costs = costs.on(machine)
     rows = without_transfers(schedule.schedule if isinstance(schedule, Plan) else schedule)
-    meaning = Meaning(rows, costs_of(schedule, costs), machine)
+    meaning = Meaning(rows, costs_of(schedule, costs), machine, placement=schedule.placement)
     graph = nx.DiGraph()
     graph.add_node(END, kind="end")
     _add_actions(graph, meaning)
@@ -71,11 +72,17 @@ def find_cycle(graph: nx.DiGraph) -> tuple[str, ...]:
 
 def _add_actions(graph: nx.DiGraph, meaning: Meaning) -> None:
     for rank, row in enumerate(meaning.schedule.ranks):
+        gather_s, after_s = meaning.ends[rank]
+        if gather_s:
+            graph.add_node(f"gather {rank}", kind="gather", rank=rank, duration_s=gather_s)
+            graph.add_edge(f"gather {rank}", END, delay_s=gather_s + after_s, why="end")
         before: Item | None = None
         for item in row:
             name, seconds = str(item), meaning.duration_s(rank, actions_of(item))
             graph.add_node(name, kind="action", rank=rank, duration_s=seconds)
-            graph.add_edge(name, END, delay_s=seconds, why="end")
+            graph.add_edge(name, END, delay_s=seconds + after_s, why="end")
+            if before is None and gather_s:
+                graph.add_edge(f"gather {rank}", name, delay_s=gather_s, why="order")
             if before is not None:
                 delay = graph.nodes[str(before)]["duration_s"]
                 graph.add_edge(str(before), name, delay_s=delay, why="order")

@@ -93,11 +93,13 @@ def execute(
     latency_s,
     bandwidth_bytes_per_s,
     host_s,
+    discount,
+    begin,
 ):
     """Returns start and end (items,), sent, arrived and target (items, 2), done.
 
     Arguments are those of `index_items`, what it returns, and the fields of `StageCosts` and
-    `Links`. Column 0 of the transfers is
+    `Links`; rank r is busy until `begin[r]`. Column 0 of the transfers is
     the output of F, column 1 the gradient that B or I sends; `sent` and `arrived` are NaN and
     `target` (the consuming item) -1 where nothing crosses ranks. `done` items ran: fewer than
     all if the order deadlocks, and the rest of `start` and `end` is NaN.
@@ -113,7 +115,7 @@ def execute(
     input_done = np.zeros(num_stages * num_microbatches, np.bool_)  # I or B has ended
     link_free = np.zeros((num_ranks, num_ranks))
     head = rank_start[:-1].copy()
-    free = np.zeros(num_ranks)
+    free = begin.copy()
     stack = np.arange(num_ranks - 1, -1, -1).astype(np.int32)  # ranks that may go on
     queued = np.ones(num_ranks, np.bool_)
     depth = num_ranks
@@ -126,12 +128,14 @@ def execute(
             i = head[rank]
             ready = free[rank]
             duration = 0.0
+            first = 0.0  # of a pair, its forward
             transfers = 0
             blocked = False
             halves = 2 if items[i, 3] >= 0 else 1
             for half in range(halves):
                 kind, stage, microbatch = half_of(items, i, half)
                 cell = stage * num_microbatches + microbatch
+                first = duration
                 duration += seconds[stage, kind]
                 if kind == WEIGHT_GRAD:
                     blocked |= not input_done[cell]
@@ -161,6 +165,8 @@ def execute(
                     transfers += 1
             if blocked:
                 break
+            if halves == 2:
+                duration -= discount * min(first, duration - first)
             finish = ready + (duration / speed[rank] + transfers * host_s)
             start[i] = ready
             end[i] = finish

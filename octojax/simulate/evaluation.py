@@ -9,6 +9,7 @@ from octojax.simulate.costs import STATE, StageCosts
 from octojax.simulate.engine import execute, index_items
 from octojax.simulate.links import Links
 from octojax.simulate.memory import item_changes, merge, rank_streams
+from octojax.simulate.step_ends import rank_ends
 from octojax.simulate.table import Table
 
 Floats = NDArray[np.float64]
@@ -72,8 +73,17 @@ def trace(table: Table, costs: StageCosts, links: Links) -> Trace:
         links.latency_s,
         links.bandwidth_bytes_per_s,
         links.host_cost_s,
+        links.overlap_discount,
+        np.array([before for before, _ in ends_of(table, costs)]),
     )
     return Trace(start, end, sent, arrived, target, rank_of, recompute_item, done)
+
+
+def ends_of(table: Table, costs: StageCosts) -> tuple[tuple[float, float], ...]:
+    """Returns what every rank takes before its first action and after its last."""
+    if costs.ends_s is None:
+        return ((0.0, 0.0),) * table.num_ranks
+    return rank_ends(costs.ends_s, [np.flatnonzero(row).tolist() for row in table.holds])
 
 
 def memory(table: Table, costs: StageCosts, times: Trace, record: bool = False) -> Memory:
@@ -117,5 +127,8 @@ def evaluate(table: Table, costs: StageCosts, links: Links, with_memory: bool = 
     last[works] = times.end_s[table.rank_start[1:][works] - 1]
     if with_memory and times.done == len(table.items):
         peaks = memory(table, costs, times).peak_bytes
+    for rank, (before, after) in enumerate(ends_of(table, costs)):
+        busy[rank] += before + after
+        last[rank] = max(last[rank], before) + after
     makespan = float(last.max(initial=0.0))
     return Evaluation(makespan, busy, first, last, peaks, times.done)

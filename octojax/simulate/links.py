@@ -13,12 +13,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Links:
-    """Speeds of the ranks (ranks,), latency and bandwidth of every link (ranks, ranks)."""
+    """Speeds of the ranks (ranks,), latency and bandwidth of every link (ranks, ranks), and the
+    share of its shorter half that an overlapped pair saves."""
 
     speed: Floats
     latency_s: Floats
     bandwidth_bytes_per_s: Floats
     host_cost_s: float
+    overlap_discount: float = 0.0
 
     @classmethod
     def of(cls, machine: Machine | None, num_ranks: int) -> "Links":
@@ -31,6 +33,7 @@ class Links:
             np.ascontiguousarray(table[:, :, 0]),
             np.ascontiguousarray(table[:, :, 1]),
             float(machine.host_cost_s),
+            float(machine.overlap_discount),
         )
 
 

@@ -7,12 +7,23 @@ simulated so, which is quicker than loading a compiler; lowered ones always.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
-from octojax.ir import Action, Item, Kind, LoweredPlan, Machine, Schedule, Transfer
+from octojax.ir import (
+    Action,
+    Item,
+    Kind,
+    LoweredPlan,
+    Machine,
+    Placement,
+    Schedule,
+    Transfer,
+)
 from octojax.ir.lowering import actions_of
 from octojax.ir.walk import Mode, TableWalk
 from octojax.simulate.costs import KINDS, StageCosts
 from octojax.simulate.links import fitting
+from octojax.simulate.step_ends import ends_of_ranks
 
 _BACKWARD = (Kind.BACKWARD, Kind.INPUT_GRAD)
 Span = tuple[float, float]
@@ -35,6 +46,7 @@ class Meaning:
         costs: StageCosts,
         machine: Machine | None,
         seconds: Callable[[int, Action], float] | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self.plan = LoweredPlan.of(plan) if isinstance(plan, Schedule) else plan
         self.schedule = self.plan.schedule
@@ -45,10 +57,18 @@ class Meaning:
         self.actions = {action for _, _, action in self.schedule.actions()}
         self._column = {kind: costs.seconds[:, k].tolist() for k, kind in enumerate(KINDS)}
         self._recompute = costs.recompute.tolist()
+        self.placement = placement
+
+    @cached_property
+    def ends(self) -> tuple[tuple[float, float], ...]:
+        """What every rank takes before its first action and after its last."""
+        if self.costs.ends_s is None:
+            return ((0.0, 0.0),) * self.plan.num_ranks
+        return ends_of_ranks(self.costs.ends_s, self.placement or self.schedule.placement)
 
     def walk(self, mode: Mode) -> TableWalk:
         """Returns the run of the plan with these costs."""
-        return TableWalk(self.plan, mode, self.duration_s, self.wire_s)
+        return TableWalk(self.plan, mode, self.duration_s, self.wire_s, self.ends)
 
     def duration_s(self, rank: int, actions: tuple[Action, ...]) -> float:
         """Returns how long a rank is busy with actions: compute time plus host costs."""
@@ -57,16 +77,18 @@ class Meaning:
         return self.compute_s(rank, actions) + transfers * self.machine.host_cost_s
 
     def compute_s(self, rank: int, actions: tuple[Action, ...]) -> float:
-        """Returns how long a rank computes actions."""
-        seconds = 0.0
+        """Returns how long a rank computes an action, or the two of an overlapped pair."""
+        if self.seconds is not None:
+            return sum((self.seconds(rank, action) for action in actions), 0.0)
+        seconds, first = 0.0, 0.0
         for action in actions:
-            if self.seconds is not None:
-                seconds += self.seconds(rank, action)
-            else:
-                seconds += self._column[action.kind][action.stage]
-                if self.rebuilds(action):
-                    seconds += self._column[Kind.FORWARD][action.stage]
-        return seconds / (self.machine.speed(rank) if self.seconds is None else 1.0)
+            first = seconds
+            seconds += self._column[action.kind][action.stage]
+            if self.rebuilds(action):
+                seconds += self._column[Kind.FORWARD][action.stage]
+        if len(actions) > 1:
+            seconds -= self.machine.overlap_discount * min(first, seconds - first)
+        return seconds / self.machine.speed(rank)
 
     def rebuilds(self, action: Action) -> bool:
         """Whether a backward runs its stage's forward again, having no R to do it."""

@@ -51,8 +51,9 @@ def simulate(
     Raises `ScheduleError` for a table that is wrong or deadlocks, `PlanError` for costs of
     another number of stages, `ValueError` for an unknown mode or `seconds` with `compiled`.
     """
-    if isinstance(costs, Profile) and machine is None:
-        machine = costs.machine
+    if isinstance(costs, Profile):
+        machine = costs.machine if machine is None else machine
+        costs = costs.on(machine)
     if mode is None:
         mode = "blocking" if machine is not None and machine.blocking else "async"
     for name, value, known in (("mode", mode, Mode), ("free", free, Free)):
@@ -83,7 +84,8 @@ def simulate(
         return compiled_timeline(
             table, stage_costs, Links.of(machine, table.num_ranks), plain, free
         )
-    meaning = Meaning(LoweredPlan.of(_replaced(schedule, plain)), stage_costs, machine, seconds)
+    lowered = LoweredPlan.of(_replaced(schedule, plain))
+    meaning = Meaning(lowered, stage_costs, machine, seconds, schedule.placement)
     return simulated(meaning, meaning.walk(WalkMode.FREE), schedule.placement, free)
 
 
@@ -96,7 +98,7 @@ def _walked(
     seconds: Callable[[int, Action], float] | None,
 ) -> Timeline:
     """A table with its transfers spelled out, as it stands."""
-    meaning = Meaning(lowered, costs, machine, seconds)
+    meaning = Meaning(lowered, costs, machine, seconds, lowered.placement)
     walk = meaning.walk(WalkMode.RENDEZVOUS if mode == "blocking" else WalkMode.POSTED)
     stuck = walk.stuck()
     if stuck and mode == "blocking":

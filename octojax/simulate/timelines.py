@@ -60,6 +60,7 @@ def simulated(meaning: Meaning, walk: TableWalk, placement: Placement, free: Fre
         tuple(map(tuple, traces)),
         free,
         blocking=walk.mode is Mode.RENDEZVOUS,
+        ends_s=meaning.ends,
     )
 
 
@@ -70,18 +71,24 @@ def timeline_of(
     memory: tuple[Memory, ...] = (),
     free: Free = "backward",
     blocking: bool = False,
+    ends_s: Sequence[tuple[float, float]] = (),
 ) -> Timeline:
     """Returns the record of a step: `spans` rank by rank in order, `moves` in any order.
 
     `memory[r]` are rank r's `(time_s, bytes)`; its peak is the most of them, 0 if not traced.
+    Rank r is busy for `ends_s[r]` before its first action and after its last.
     """
+    ends_s = ends_s or ((0.0, 0.0),) * schedule.num_ranks
     actions = tuple(spans)
-    makespan = max((span.end_s for span in actions), default=0.0)
     busy: list[list[tuple[float, float]]] = [[] for _ in schedule.ranks]
     for span in actions:
         busy[span.rank].append((span.start_s, span.end_s))
+    makespan = max(
+        max((end for _, end in own), default=before) + after
+        for own, (before, after) in zip(busy, ends_s, strict=True)
+    )
     transfers = tuple(_span(move, busy) for move in moves)
-    gaps = gaps_of(actions, transfers, schedule.num_ranks, makespan, blocking)
+    gaps = gaps_of(actions, transfers, schedule.num_ranks, makespan, blocking, ends_s)
     peaks = [max(level for _, level in trace) for trace in memory] or [0.0] * schedule.num_ranks
     live = [
         (peak_live(row, Kind.INPUT_GRAD), peak_live(row, Kind.WEIGHT_GRAD))
@@ -91,8 +98,8 @@ def timeline_of(
     for gap in gaps:
         by_rank[gap.rank].append(gap)
     summaries = tuple(
-        _summary(own, makespan, counts, peak, mine, free)
-        for own, counts, peak, mine in zip(busy, live, peaks, by_rank, strict=True)
+        _summary(own, makespan, counts, peak, mine, free, ends)
+        for own, counts, peak, mine, ends in zip(busy, live, peaks, by_rank, ends_s, strict=True)
     )
     return Timeline(makespan, actions, transfers, summaries, memory, gaps)
 
@@ -159,11 +166,15 @@ def _summary(
     peak: float,
     gaps: Sequence[Gap],
     free: Free,
+    ends_s: tuple[float, float],
 ) -> RankSummary:
-    busy = float(sum(end - start for start, end in own))
+    before, after = ends_s
+    busy = float(sum(end - start for start, end in own)) + (before + after)
     bubble = makespan_s - busy
     residual = float(sum(b[0] - a[1] for a, b in pairwise(own)))
-    boundary = own[0][0] + (makespan_s - own[-1][1]) if own else makespan_s
+    boundary = makespan_s - (before + after)
+    if own:
+        boundary = (own[0][0] - before) + (makespan_s - (own[-1][1] + after))
     waited = {
         cause: float(sum(g.end_s - g.start_s for g in gaps if g.cause is cause and not g.boundary))
         for cause in Cause
@@ -178,4 +189,6 @@ def _summary(
         live[1],
         waited[Cause.COMPUTATION],
         waited[Cause.TRANSFER],
+        before,
+        after,
     )

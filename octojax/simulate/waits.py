@@ -26,11 +26,13 @@ def gaps_of(
     num_ranks: int,
     makespan_s: float,
     blocking: bool = False,
+    ends_s: Sequence[tuple[float, float]] = (),
 ) -> tuple[Gap, ...]:
     """Returns every idle time of every rank, in order, by what it waited for.
 
     `spans` are in each rank's order. A time in which the input was there already is the host's
-    (it happens in measured steps alone).
+    (it happens in measured steps alone). `ends_s` are what ranks are busy with before their first
+    action and after their last.
     """
     waits = _Blocking(spans, transfers) if blocking else _Asynchronous(spans, transfers)
     rows: list[list[ActionSpan]] = [[] for _ in range(num_ranks)]
@@ -39,7 +41,7 @@ def gaps_of(
     last = max(spans, key=lambda s: s.end_s, default=None)
     gaps: list[Gap] = []
     for rank, row in enumerate(rows):
-        end = 0.0
+        end, after = ends_s[rank] if ends_s else (0.0, 0.0)
         for position, span in enumerate(row):
             if span.start_s > end:
                 gaps += [
@@ -48,6 +50,7 @@ def gaps_of(
                     if piece[1] > piece[0]
                 ]
             end = max(end, span.end_s)
+        end += after
         if makespan_s > end and last is not None:
             piece = (end, makespan_s, Cause.COMPUTATION, str(last.item), last.rank)
             gaps.append(Gap(rank, *piece, "", boundary=True))

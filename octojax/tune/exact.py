@@ -107,7 +107,8 @@ def is_optimal(search: Search, exact: Exact) -> bool:
     p = search.problem
     once = search.plan is not None and not search.plan.placement.replicated
     fusing_pays = bool((p.backward_s < p.input_grad_s + p.weight_grad_s).any())
-    plain = p.recompute.mode != "all"
+    machine = p.profile.machine
+    plain = p.recompute.mode != "all" and not (machine.has_step_ends or machine.overlap_discount)
     return once and plain and not fusing_pays and search.makespan_s <= exact.makespan_s * (1 + 1e-9)
 
 

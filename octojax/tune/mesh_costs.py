@@ -6,7 +6,9 @@ each device. Every mixer, MLP and head ends in one all-reduce in F, of its outpu
 its input's gradient, and W has none; an embedding has none in I. Experts lie on the same axis, and
 their tokens travel there and back in an all-to-all each. With `sequence` (Korthikanti et al.,
 "Reducing Activation Recomputation" (2022), section 4.2.2) the residual stream is divided over the
-axis, too: all-reduces become a gather and a scatter of the same bytes.
+axis, too: an all-reduce becomes a gather before and a scatter behind of the same bytes, and W
+gathers its input again. An embedding only scatters in F, a head only gathers in F and scatters
+in I.
 
 At the end of the step (Rajbhandari et al., "ZeRO" (2020), section 5): gradients are reduced over
 the data axis, by each rank when its own last action has ended, beside the drain of the others.
@@ -18,13 +20,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from octojax.errors import ProfileError
-from octojax.ir.profile import LayerCost, Machine, Profile
-from octojax.tune.collectives import Group
+from octojax.ir.collectives import Group
+from octojax.ir.profile import EXPERTS_PER_TOKEN, LayerCost, Machine, Profile
+from octojax.simulate.step_ends import data_axis_s
 
 STREAMS = 2
 """Arrays of a layer's output size that each device keeps whole: its input, and that normalized."""
-EXPERTS_PER_TOKEN = 2.0
-"""Where a profile does not say `experts_per_token`."""
 ZERO = (0, 1, 3)
 
 
@@ -118,6 +119,11 @@ def on_mesh(profile: Profile, sizes: MeshSizes) -> Profile:
             f"profile {profile.name!r} was made for tensor_parallel = {base.tensor}, and its times "
             f"say nothing of {sizes.tensor} devices there. Profile the model on one device"
         )
+    if sizes.data > 1 and machine.replicas > 1:
+        raise ProfileError(
+            f"profile {profile.name!r}: its machine has {machine.replicas} replicas, and sizes "
+            f"have a data axis of {sizes.data}. Leave replicas out to choose sizes"
+        )
     if machine.speeds or machine.capacities_bytes:
         raise ProfileError(
             f"profile {profile.name!r}: its machine has speeds or capacities by rank, which say "
@@ -145,9 +151,14 @@ def _layer(
 ) -> LayerCost:
     samples, share = sizes.samples / base.samples, base.tensor / sizes.tensor
     group = (base, sizes.tensor, machine)
-    sent, incoming = (min(x, base.exchange_bytes) for x in (layer.output_bytes, incoming_bytes))
-    forward = exchange_s(layer, *group, sent * samples)
-    backward = exchange_s(layer, *group, incoming * samples, backward=True)
+    sent, incoming = (
+        samples * min(x, base.exchange_bytes) for x in (layer.output_bytes, incoming_bytes)
+    )
+    if sizes.sequence:
+        forward, backward, weight = divided_stream_s(layer, *group, sent, incoming)
+    else:
+        forward = exchange_s(layer, *group, sent)
+        backward, weight = exchange_s(layer, *group, incoming, backward=True), 0.0
     stream = share if sizes.sequence else 1.0
 
     def time_s(seconds: float, exchange: float) -> float:
@@ -162,8 +173,10 @@ def _layer(
         layer,
         forward_s=time_s(layer.forward_s, forward),
         input_grad_s=time_s(layer.input_grad_s, backward),
-        weight_grad_s=time_s(layer.weight_grad_s, 0.0),
-        backward_s=None if layer.backward_s is None else time_s(layer.backward_s, backward),
+        weight_grad_s=time_s(layer.weight_grad_s, weight),
+        backward_s=None
+        if layer.backward_s is None
+        else time_s(layer.backward_s, backward + weight),
         param_bytes=round(params),
         state_bytes=round(_state_bytes(layer, base, sizes)),
         residual_bytes=kept(layer.residual_bytes),
@@ -196,6 +209,25 @@ def exchange_s(
         else:
             seconds += group.all_reduce_s(nbytes)
     return seconds
+
+
+def divided_stream_s(
+    layer: LayerCost, base: Base, tensor: int, machine: Machine, sent: float, incoming: float
+) -> tuple[float, float, float]:
+    """Returns how long the collectives of F, I and W take where the residual stream is divided
+    over `tensor` devices; `sent` and `incoming` are bytes of a layer's whole output and input."""
+    if tensor == base.tensor or not layer.param_bytes:
+        return 0.0, 0.0, 0.0
+    group = group_of(machine, base, tensor, 1)
+    scatter, gather = group.reduce_scatter_s(sent), group.all_gather_s(incoming)
+    parts = [part for part in layer.kind.lower().split("+") if part != "loss"]
+    if parts == ["embedding"]:
+        return scatter, 0.0, group.all_gather_s(sent)
+    if parts == ["head"]:
+        return gather, group.reduce_scatter_s(incoming), 0.0
+    forward = exchange_s(layer, base, tensor, machine, sent)
+    backward = exchange_s(layer, base, tensor, machine, incoming, backward=True)
+    return forward, backward, len(parts) * gather
 
 
 def group_of(machine: Machine, base: Base, size: int, stride: int) -> Group:
@@ -260,11 +292,7 @@ def step_ends(
     for own in layers_of_rank:
         params = sum(profile.layers[at].param_bytes for at in own) * share
         gradients = params * base.gradient_ratio
-        if sizes.zero == 0:
-            after.append(data.all_reduce_s(gradients))
-        elif sizes.zero == 1:
-            after.append(data.reduce_scatter_s(gradients) + data.all_gather_s(params))
-        else:
-            after.append(data.reduce_scatter_s(gradients))
-        before.append(data.all_gather_s(params) if sizes.zero == 3 else 0.0)
+        gather, reduce = data_axis_s(data, params, gradients, sizes.zero)
+        before.append(gather)
+        after.append(reduce)
     return StepEnds(tuple(before), tuple(after))

@@ -80,7 +80,7 @@ class Problem:
         return float(self.profile.machine.host_cost_s)
 
     def _column(self, name: str) -> np.ndarray:
-        return np.array([float(getattr(x, name)) for x in self.profile.layers])
+        return np.array([float(getattr(x, name)) for x in self.profile.priced_layers])
 
     @cached_property
     def forward_s(self) -> np.ndarray:

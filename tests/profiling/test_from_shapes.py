@@ -4,16 +4,21 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
-from octojax.costs import Device
+from octojax.costs import Device, blocks_of, layer_operations
+from octojax.frontends import adapt
 from octojax.ir import Machine
+from octojax.ir.collectives import Group
+from octojax.layers import find_layers
 from octojax.machines import Hardware
-from octojax.models import gemma, jamba, llama, nemotron_h, qwen3_next
-from octojax.profiling.from_shapes import preset_profile
+from octojax.models import deepseek, gemma, jamba, llama, nemotron_h, qwen3_next
+from octojax.profiling.from_shapes import preset_profile, trace_preset
 from octojax.profiling.presets import Preset, find_preset, pattern_of
-from octojax.tune.collectives import Group
+from octojax.rows.whole import separated
+from octojax.trace import trace_loss
 
 MACHINE = Machine("two nodes", 1e9, 1e-6, 1e9, ranks_per_node=4, inter_bandwidth_bytes_per_s=1e8)
 HARDWARE = Hardware(MACHINE, Device(1e12, 1e11))
@@ -60,11 +65,40 @@ def test_pairs_of_mixer_and_feed_forward_are_one_layer(
 ) -> None:
     preset = tiny_of(module)
     found = preset_profile(preset, HARDWARE, sequence=T)
-    assert len(found.layers) == len(pattern_of(preset.config)) + 2
+    assert len(found.layers) == preset.config.layers + 2
     parts = [x.kind.split("+") for x in found.layers[1:-1]]
     assert {mixer for mixer, _ in parts} == mixers
     assert {half for _, half in parts} <= {"mlp", "moe"}
     assert found.layers[1].state_bytes == 4 * found.layers[1].param_bytes  # float32: 16 bytes
+
+
+@pytest.mark.parametrize(
+    ("module", "letters"), [(nemotron_h, 5), (jamba, 6), (llama, 3), (deepseek, 3), (gemma, 12)]
+)
+def test_layers_alike_are_traced_once(module: ModuleType, letters: int) -> None:
+    sizes = {} if module is nemotron_h else {"layers": {jamba: 16, gemma: 18}.get(module, 6)}
+    preset = tiny_of(module, **sizes)
+    pattern = str(pattern_of(preset.config))
+    short, places = preset.shortened()
+    there = str(pattern_of(short.config))
+    assert len(there) == letters
+    assert [there[at] for at in places] == list(pattern)
+    assert (places[0], places[-1]) == (0, letters - 1)
+    assert not {0, letters - 1} & set(places[1:-1])
+
+
+@pytest.mark.parametrize("module", [nemotron_h, llama])
+def test_costs_are_those_of_the_whole_model(module: ModuleType) -> None:
+    changes = {"pattern": "M-M*--M-", "layers": 8} if module is nemotron_h else {"layers": 5}
+    preset = tiny_of(module, **changes)
+    traced = trace_preset(preset, T)
+    assert len(set(traced.places)) < len(traced.places)
+    pure = adapt(preset.make, preset.loss, None)
+    batch = {"tokens": jax.ShapeDtypeStruct((1, T + 1), jnp.int32)}
+    loss = trace_loss(pure.fn, pure.params, batch, pure.state)
+    whole = blocks_of(find_layers(separated(loss)))
+    work = layer_operations(traced.layered)
+    assert tuple(work[at] for at in traced.places) == layer_operations(whole)
 
 
 def test_tied_weights_are_priced_where_they_are_read() -> None:

@@ -71,8 +71,9 @@ def tables(draw, max_ranks=4, max_stages=7, max_microbatches=5, recompute=False,
 
 
 @st.composite
-def stage_costs(draw, stages, recompute=False):
-    """Costs of any kind: some actions take no time, sizes are whole numbers of bytes."""
+def stage_costs(draw, stages, recompute=False, ends=False):
+    """Costs of any kind: some actions take no time, sizes are whole numbers of bytes; with `ends`
+    ranks may be busy before and after their actions."""
     seconds = st.one_of(st.just(0.0), st.floats(1e-3, 10.0))
     sizes = st.integers(0, 1000)
     flags = [recompute and draw(st.booleans()) for _ in range(stages)]
@@ -83,7 +84,10 @@ def stage_costs(draw, stages, recompute=False):
     nbytes[0, 3] = 0
     nbytes[-1, 2] = 0
     nbytes[1:, 3] = nbytes[:-1, 2]
-    return StageCosts(np.array(rows), nbytes, np.array(flags, dtype=np.bool_))
+    ends_s = None
+    if ends and draw(st.booleans()):
+        ends_s = np.array([[draw(seconds), draw(seconds)] for _ in range(stages)])
+    return StageCosts(np.array(rows), nbytes, np.array(flags, dtype=np.bool_), ends_s)
 
 
 @st.composite
@@ -98,6 +102,7 @@ def machines(draw, ranks):
         speeds=tuple(draw(st.floats(0.5, 2.0)) for _ in range(ranks))
         if draw(st.booleans())
         else (),
+        overlap_discount=draw(st.sampled_from((0.0, 0.25, 0.9))),
         ranks_per_node=2 if two_speeds else None,
         inter_latency_s=draw(positive) if two_speeds else None,
         inter_bandwidth_bytes_per_s=draw(st.floats(10.0, 1e4)) if two_speeds else None,

@@ -18,7 +18,7 @@ from tests.simulate.random_tables import SETTINGS, machines, stage_costs, tables
 @st.composite
 def cases(draw):
     schedule = draw(tables(recompute=draw(st.booleans())))
-    costs = draw(stage_costs(schedule.num_stages, recompute=draw(st.booleans())))
+    costs = draw(stage_costs(schedule.num_stages, recompute=draw(st.booleans()), ends=True))
     return schedule, costs, draw(machines(schedule.num_ranks))
 
 
@@ -56,7 +56,8 @@ def test_slack_is_what_the_longest_path_through_an_event_lacks(case):
 @given(cases(), st.randoms(use_true_random=False))
 def test_an_action_may_be_longer_by_its_slack_and_no_more(case, random):
     schedule, costs, machine = case
-    timeline = simulate(*case)
+    machine = replace(machine, overlap_discount=0.0)  # which `seconds` below know nothing of
+    timeline = simulate(schedule, costs, machine)
     chains = chains_of(timeline)
     number = random.randrange(len(timeline.actions))
     span, slack = timeline.actions[number], chains.slack_s[number]
@@ -83,13 +84,19 @@ def test_an_action_may_be_longer_by_its_slack_and_no_more(case, random):
 def test_chains_lead_from_the_start_to_the_end(case):
     timeline = simulate(*case)
     chains = chains_of(timeline)
-    at, near = 0.0, 1e-6 * timeline.makespan_s
+    first, last = (timeline.ranks[actions_at(chains, at).rank] for at in (0, -1))
+    at, near = first.before_s, 1e-6 * timeline.makespan_s
     for number in chains.critical:
         event = chains.events[number]
         assert chains.slack_s[number] == pytest.approx(0.0, abs=near)
         assert event.start_s <= at + near  # no time of it is unexplained
         at = event.end_s
-    assert at == timeline.makespan_s
+    assert at + last.after_s == timeline.makespan_s
+
+
+def actions_at(chains, at):
+    """The first (0) or last (-1) event of the critical chain; both are actions."""
+    return chains.events[chains.critical[at]]
 
 
 @settings(**SETTINGS)

@@ -17,7 +17,7 @@ from tests.simulate.random_tables import SETTINGS, machines, stage_costs, tables
 @st.composite
 def cases(draw):
     schedule = draw(tables(recompute=draw(st.booleans())))
-    costs = draw(stage_costs(schedule.num_stages, recompute=draw(st.booleans())))
+    costs = draw(stage_costs(schedule.num_stages, recompute=draw(st.booleans()), ends=True))
     return schedule, costs, draw(machines(schedule.num_ranks))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from octojax.errors import CapacityError, ProfileError
 from octojax.ir import LayerCost, Machine, Profile
-from octojax.tune.collectives import Group
+from octojax.ir.collectives import Group
 from octojax.tune.devices import tune_devices
 from octojax.tune.mesh_costs import MeshSizes, StepEnds, on_mesh, step_ends
 
@@ -178,3 +178,28 @@ def test_a_profile_of_several_tensor_devices_keeps_them() -> None:
     assert {row.sizes.tensor for row in found.rows} == {2}
     one = next(r for r in found.rows if r.sizes.pipeline == 2)
     assert math.isclose(one.bound_s, 4 * 12 / 2, rel_tol=0.3)
+
+
+def test_a_divided_stream_is_gathered_again_in_w_and_crosses_ranks_in_shares() -> None:
+    kinds = ("embedding", "mamba1+mlp", "head+loss")
+    layers = tuple(replace(LAYER, kind=kind) for kind in kinds)
+    profile = replace(profile_of(), layers=layers)
+    whole, shares = (
+        on_mesh(profile, MeshSizes(1, tensor=2, sequence=flag)).layers for flag in (False, True)
+    )
+    ring = Group(2, 0.25, 100.0).all_gather_s(100)
+    added = [(x.forward_s - 0.5, x.input_grad_s - 0.5, x.weight_grad_s - 0.5) for x in shares]
+    wanted = [(ring, 0, ring), (4 * ring, 4 * ring, 2 * ring), (ring, ring, 0)]
+    for seconds, expected in zip(added, wanted, strict=True):
+        assert seconds == pytest.approx(expected)
+    assert [x.forward_s - 0.5 for x in whole] == pytest.approx([2 * ring, 4 * ring, 2 * ring])
+    assert whole[0].input_grad_s == 0.5
+    assert [x.output_bytes for x in shares] == [50] * 3
+    assert shares[1].residual_bytes == 1000 / 2
+
+
+def test_replicas_of_the_machine_and_a_data_axis_are_two_of_one_thing() -> None:
+    profile = profile_of(machine=replace(NODE, replicas=2))
+    assert on_mesh(profile, MeshSizes(2, tensor=2)).machine.replicas == 2
+    with pytest.raises(ProfileError, match="2 replicas, and sizes have a data axis of 4"):
+        on_mesh(profile, MeshSizes(1, data=4))
