@@ -58,7 +58,8 @@ class Cell:
         slack = ROUNDING if theirs < 10 else 0.5
         if self.ours >= theirs - slack:
             return ""
-        return "ceiling" if self.ceiling is not None and self.ceiling < theirs else "below"
+        limits = [limit for limit in (self.ceiling, self.bound) if limit is not None]
+        return "ceiling" if min(limits, default=theirs) < theirs else "below"
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Cell))

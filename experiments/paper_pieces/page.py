@@ -22,11 +22,11 @@ A cell reads **ours / the paper's**. The base of every speedup is 1F1B on unifor
 right after I. *ceiling* is what the best balance of whole layers that we find would give
 without any fill or drain, *bound* is what no plan can exceed, proven
 ([derivation](../lower_bound.md)); both hold for every method in the row. **▼** marks a cell of
-ours that is below the paper's although the ceiling allows as much, **(c)** one where the
-ceiling itself is below the paper's, **≠** counts that should be equal and are not. At a
-baseline it says that our model of that system is slower than what the paper measured. *search*
-is how long the tuner searched, *load* the machine's load average over one minute when a row was
-stored (a search keeps two cores busy: about 2).
+ours that is below the paper's although ceiling and bound allow as much, **(c)** one where
+ceiling or bound themselves are below the paper's, **≠** counts that should be equal and are
+not. At a baseline it says that our model of that system is slower than what the paper measured.
+*search* is how long the tuner searched, *load* the machine's load average over one minute when
+a row was stored (a search keeps two cores busy: about 2).
 
 Absolute times of H800 GPUs cannot be had from public facts: the calibrated profiles scale an
 analytic model by six constants fitted to the paper's TABLE IV and Fig. 10, so agreement there

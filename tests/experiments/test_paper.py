@@ -114,6 +114,11 @@ def test_all_pieces_fit_into_three_quarters_of_an_hour():
             "ceiling",
             "1.2 / 1.33 (c)",
         ),
+        (
+            {"ours": 1.2, "paper": "1.33", "aim": "more", "ceiling": 1.4, "bound": 1.32},
+            "ceiling",
+            "1.2 / 1.33 (c)",
+        ),
         ({"ours": 1.2, "paper": "1.33"}, "", "1.2 / 1.33"),
         ({"ours": 6.0, "paper": "5.06", "aim": "less"}, "below", "6 / 5.06 ▼"),
         ({"ours": 881.0, "paper": "880", "aim": "equal"}, "differs", "881 / 880 ≠"),
