@@ -54,21 +54,21 @@ def test_an_unknown_name_ends_the_command_with_a_message():
 
 def test_quick_pieces_print_and_store_ours_beside_the_papers(tmp_path, capsys):
     out = tmp_path / "paper"
-    paper.run(chosen(["fig3", "table8"]), Settings(quick=True, out=out))
+    paper.run(chosen(["fig3", "table4"]), Settings(quick=True, out=out))
     printed = capsys.readouterr().out
     assert "30 / 30" in printed
     assert "19 / 20" in printed
     joint = read_cells(out / "fig3.csv")[-1]
     assert (joint.method, joint.ours, joint.bound, joint.mark) == ("all three", 19, 19, "")
-    cells = read_cells(out / "table8.csv")
+    cells = read_cells(out / "table4.csv")
     for cell in cells:
         assert cell.ours is not None
         assert cell.bound is None or cell.ours <= cell.bound
-    assert {c.method for c in cells} == {*methods.METHODS, "OctoPipe, free to keep"}
-    for name in ("fig3", "table8"):
+    assert {c.method for c in cells} == {*methods.METHODS}
+    for name in ("fig3", "table4"):
         assert (out / f"{name}.svg").read_text(encoding="utf-8").startswith("<?xml")
     text = (tmp_path / "paper.md").read_text(encoding="utf-8")
-    assert "## TABLE VIII: recomputation" in text
+    assert "## TABLE IV: sequence lengths" in text
     assert "Not run yet: `table2`" in text
 
 
