@@ -1,5 +1,6 @@
 """The devices of a pipeline: which of them form which rank."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,8 +36,10 @@ ONE_DEVICE = (
 class PipelineMesh:
     """A mesh seen along its pipeline axis: a rank is one position on `axis`.
 
-    A rank is one device, or several when the mesh has more axes than the pipeline's. Raises
-    `MeshError` for a rank spread over processes, and for a process without a rank.
+    A rank is one device, or several when the mesh has more axes than the pipeline's. These are of
+    one process, which may have further ranks; or all ranks are spread evenly over equally many
+    processes, of which each has a part of one rank alone. Raises `MeshError` listing what is
+    otherwise, and processes without a rank.
     """
 
     mesh: Mesh
@@ -49,18 +52,20 @@ class PipelineMesh:
                 f"{tuple(self.mesh.shape.values())}, none is named {self.axis!r}. Name the "
                 f"pipeline axis so, or pass axis=<one of the mesh's names>"
             )
-        self._expect_whole_processes()
+        self._check_processes()
 
-    def _expect_whole_processes(self) -> None:
-        for rank in self.ranks:
-            owners = sorted({d.process_index for d in rank.devices})
-            if len(owners) > 1:
-                raise MeshError(
-                    f"rank {rank.index} of the mesh has devices of processes "
-                    f"{', '.join(map(str, owners))}. Order the mesh's devices so that those of one "
-                    f"position on axis {self.axis!r} belong to one process"
-                )
-        idle = set(range(jax.process_count())) - {r.devices[0].process_index for r in self.ranks}
+    def _check_processes(self) -> None:
+        faults = list(_uneven(self.ranks))
+        if faults:
+            raise MeshError(
+                f"the ranks of the mesh (positions on axis {self.axis!r}) do not fit the "
+                f"processes: {'; '.join(faults)}. A rank is of one process, or all ranks are "
+                f"spread evenly over equally many, each of which has no other rank: order the "
+                f"mesh's devices so, as in np.array(sorted(jax.devices(), key=lambda d: "
+                f"(d.process_index, d.id))).reshape({tuple(self.mesh.shape.values())}) with the "
+                f"pipeline's axis first"
+            )
+        idle = set(range(jax.process_count())) - {p for r in self.ranks for p in r.processes}
         if idle:
             raise MeshError(
                 f"there are {jax.process_count()} processes, but none of the mesh's "
@@ -111,7 +116,7 @@ class PipelineMesh:
                 yield lambda values: values
                 return
             if not whole:
-                one = self.ranks[self.local_ranks[0]].devices[0]
+                one = self.ranks[self.local_ranks[0]].local_devices[0]
                 yield lambda values: jax.device_put(values, SingleDeviceSharding(one))
                 return
             everywhere = NamedSharding(self.mesh, PartitionSpec())
@@ -132,8 +137,25 @@ class PipelineMesh:
     @cached_property
     def local_ranks(self) -> tuple[int, ...]:
         """Ranks that have a device of this process."""
-        here = jax.process_index()
-        return tuple(r.index for r in self.ranks if any(d.process_index == here for d in r.devices))
+        return tuple(r.index for r in self.ranks if jax.process_index() in r.processes)
+
+    @cached_property
+    def led_ranks(self) -> tuple[int, ...]:
+        """Ranks for which this process speaks: it has their first device."""
+        return tuple(r.index for r in self.ranks if r.leader == jax.process_index())
+
+    @cached_property
+    def spans_processes(self) -> bool:
+        """Whether ranks have devices of several processes."""
+        return any(len(rank.processes) > 1 for rank in self.ranks)
+
+    @cached_property
+    def home(self) -> jax.sharding.Sharding:
+        """Where this process has what all have: on its first rank, or its own device of it."""
+        rank = self.ranks[self.local_ranks[0]]
+        if len(rank.processes) == 1:
+            return rank.replicated
+        return SingleDeviceSharding(rank.local_devices[0])
 
     def take(self, num_ranks: int) -> "PipelineMesh":
         """Returns the mesh of the first `num_ranks` ranks."""
@@ -158,6 +180,21 @@ class Rank:
     @cached_property
     def devices(self) -> tuple[Any, ...]:
         return tuple(self.mesh.devices.flat)
+
+    @cached_property
+    def processes(self) -> tuple[int, ...]:
+        """The processes that have devices of this rank, ascending."""
+        return tuple(sorted({d.process_index for d in self.devices}))
+
+    @property
+    def leader(self) -> int:
+        """The process that speaks for the rank where one must."""
+        return self.devices[0].process_index
+
+    @cached_property
+    def local_devices(self) -> tuple[Any, ...]:
+        here = jax.process_index()
+        return tuple(d for d in self.devices if d.process_index == here)
 
     @property
     def data_size(self) -> int:
@@ -194,6 +231,27 @@ class Rank:
         """Returns where values of each data shard lie that have `spec` there: with a data axis
         they are stacked along a new axis 0."""
         return self.sharding(PartitionSpec(DATA_AXIS, *spec) if self.data_size > 1 else spec)
+
+
+def _uneven(ranks: Sequence[Rank]) -> Iterator[str]:
+    """Yields what is wrong with how ranks are spread over processes."""
+    for rank in ranks:
+        counts = Counter(d.process_index for d in rank.devices)
+        if len(set(counts.values())) > 1:
+            parts = (f"{n} of process {p}" for p, n in sorted(counts.items()))
+            yield f"of the devices of rank {rank.index} are {', '.join(parts)}"
+    wide = {rank.index for rank in ranks if len(rank.processes) > 1}
+    for process in sorted({p for rank in ranks for p in rank.processes}):
+        mine = [rank.index for rank in ranks if process in rank.processes]
+        if len(mine) > 1 and wide & set(mine):
+            parts = ", ".join(map(str, mine))
+            yield f"process {process} has parts of ranks {parts}, and not all of each"
+    numbers: dict[int, list[int]] = {}
+    for rank in ranks:
+        numbers.setdefault(len(rank.processes), []).append(rank.index)
+    if len(numbers) > 1:
+        parts = (f"{n} for rank {', '.join(map(str, x))}" for n, x in sorted(numbers.items()))
+        yield f"ranks have unequal numbers of processes, {' and '.join(parts)}"
 
 
 def pipeline_mesh(

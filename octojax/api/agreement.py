@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from octojax.mesh import PipelineMesh
 from octojax.processes import agree, out_of_step, place
 from octojax.processes.digest import STEP_BYTES, TOTAL_BYTES, WHOLE_BYTES, checksum, describe
 from octojax.stages.fingerprint import portable
@@ -79,16 +78,13 @@ class Stamp:
         topic = self.topic.encode()[:48]
         return self.FORM.pack(self.number, self.trail.encode()[:8], self.sum, topic)
 
-    def compare(self, headers: Sequence[bytes], mesh: PipelineMesh, names: Sequence[str]) -> None:
-        """Raises where another rank's header says something else: `PeerError` names the
+    def compare(self, headers: Mapping[int, bytes], names: Sequence[str]) -> None:
+        """Raises where another process's header says something else: `PeerError` names the
         calls, `MeshError` the leaves of the batch that differ."""
         mine = self.to_bytes()
-        if all(header == mine for header in headers):
+        if all(header == mine for header in headers.values()):
             return
-        said: dict[int, tuple[Any, ...]] = {
-            rank.devices[0].process_index: self.FORM.unpack(header)
-            for rank, header in zip(mesh.ranks, headers, strict=True)
-        }
+        said = {process: self.FORM.unpack(header) for process, header in headers.items()}
         if len({(number, trail, topic) for number, trail, _, topic in said.values()}) > 1:
             texts = (
                 f"process {p} in its call {number}, {topic.rstrip(bytes(1)).decode()!r}"

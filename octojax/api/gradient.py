@@ -9,6 +9,7 @@ from octojax import compat
 from octojax.api.options import options_of
 from octojax.api.pipelined import PipelinedLoss
 from octojax.api.structure import like
+from octojax.errors import MeshError
 from octojax.frontends import adapt
 from octojax.processes import call
 
@@ -45,6 +46,12 @@ def value_and_grad(
                 f"value_and_grad keeps nothing. Leave zero= out"
             )
         loss = PipelinedLoss(pure, batch, chosen, mesh, callers=callers)
+        if loss.mesh.spans_processes:
+            raise MeshError(
+                "octopipe.value_and_grad gives gradients where the parameters lie, and this mesh "
+                "has ranks of several processes. Use octopipe.compile, whose step.value_and_grad("
+                "state, batch) gives them whole in every process"
+            )
         _ = loss.trainer
     return PipelinedGradient(loss, loss_fn, has_aux)
 

@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from octojax import compat
 from octojax.api.leaf_sources import Part
 from octojax.api.state_layout import fresh
+from octojax.arrays import put
 from octojax.errors import ExecutionError
 from octojax.jaxprs.flat import Builder, FlatJaxpr, flatten, rewrite
 from octojax.jaxprs.inline import CALLS, inline_jits
@@ -115,7 +116,7 @@ class Initialization:
         if _is_narrow(stored(atom.aval).shape, where):
             assert isinstance(where, NamedSharding)
             whole = self._made(atom, NamedSharding(where.mesh, PartitionSpec()))
-            return jax.device_put(whole, where)
+            return put(whole, where)
         inputs, closed = self._program(atom)
         name = digest(closed), where
         if name not in self._functions:

@@ -44,6 +44,7 @@ from octojax.api.tuning import tuned_plan
 from octojax.api.update_plan import trained_units, update_of
 from octojax.api.whole_batch import WholeBatch, leaves_without_rows
 from octojax.api.zero import param_specs
+from octojax.arrays import put
 from octojax.costs import Device, estimate
 from octojax.errors import GradientWarning, LossError, PlanError
 from octojax.executor.engine import Engine, Results
@@ -636,9 +637,8 @@ class PipelinedLoss:
     @property
     def _first_device(self) -> jax.sharding.Sharding:
         """A device of this process, for what every process evaluates itself."""
-        devices = self.mesh.ranks[self.mesh.local_ranks[0]].devices
-        here = [d for d in devices if d.process_index == jax.process_index()]
-        return jax.sharding.SingleDeviceSharding(here[0])
+        rank = self.mesh.ranks[self.mesh.local_ranks[0]]
+        return jax.sharding.SingleDeviceSharding(rank.local_devices[0])
 
     @cached_property
     def _coefficients(self) -> Any:
@@ -675,7 +675,7 @@ class PipelinedLoss:
             stamp.to_bytes(), results.emits, runner.engine.emitted
         )
         names = [*self.batch.names, *(f"value {i}" for i in range(len(stamp.leaves)))]
-        stamp.compare(headers, self.mesh, names[: len(stamp.leaves)])
+        stamp.compare(headers, names[: len(stamp.leaves)])
         return emits
 
     def batch_leaves(self, batch: Any) -> list[Any]:
@@ -717,7 +717,7 @@ class PipelinedLoss:
         if unit not in self._zero_gradients:
             aval = stored(self.staged.unit_avals[unit])
             zeros = np.zeros(aval.shape, aval.dtype)
-            self._zero_gradients[unit] = jax.device_put(zeros, self.gradient_home(unit))
+            self._zero_gradients[unit] = put(zeros, self.gradient_home(unit))
         return self._zero_gradients[unit]
 
     @cached_property

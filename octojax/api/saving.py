@@ -75,7 +75,7 @@ def _rows(step: "TrainStep") -> list[Row]:
 def _shards(step: "TrainStep", state: "TrainState", rows: Sequence[Row]) -> Iterator[Shard]:
     """What this process holds of every leaf, and nobody else brings."""
     loss, held = step.loss, state.held
-    staged, first = loss.staged, jax.process_index() == 0
+    staged, here = loss.staged, loss.mesh.local_ranks
     names = {root: [r.name for r in rows if r.name[0] == root] for root in (PARAMS, MODULE_STATE)}
     leaves = [*names[PARAMS], *names[MODULE_STATE]]
     offset = len(staged.traced.params)
@@ -91,7 +91,7 @@ def _shards(step: "TrainStep", state: "TrainState", rows: Sequence[Row]) -> Iter
         if value is not None and unit.leaf < len(leaves):
             yield from shards(unit.leaf, unit.index, value, aval)
     changing = dict(held.carried)
-    if first:
+    if here[0] == 0:  # every rank has the counters: the first one brings them
         for ref, value in zip(loss.count_reads, held.counters[0], strict=True):
             if ref.role is Role.STATE:
                 changing[ref.index] = value
@@ -105,12 +105,10 @@ def _opt_shards(
     step: "TrainStep", state: "TrainState", names: Sequence[Words], ndim: dict[Words, int]
 ) -> Iterator[Shard]:
     plan = step.update_plan
-    here = step.loss.mesh.local_ranks
-    for rank in here:
+    for rank in step.loss.mesh.local_ranks:
         for k, value in zip(plan.states_on(rank), state.opt_state[rank], strict=True):
             piece = plan.state_pieces[k]
-            everywhere = piece.rank is None
-            if everywhere and (rank != here[0] or jax.process_index()):
+            if piece.rank is None and rank:  # which every rank has
                 continue
             name, layout = names[piece.leaf], plan.state_layouts[piece.leaf]
             start, axis = [0] * ndim[name], None

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from octojax import compat
+from octojax.arrays import local, put
 from octojax.executor.share import Share
 from octojax.layers.state import StateLeaf
 from octojax.mesh import PipelineMesh
@@ -127,8 +128,8 @@ class StateLayout:
 
     @cached_property
     def _first(self) -> jax.sharding.Sharding:
-        """The devices of the first rank of this process."""
-        return self.mesh.ranks[self.here[0]].replicated
+        """The devices of the first rank of this process, or its own one of them."""
+        return self.mesh.home
 
 
 def check_alive(held: Held) -> None:
@@ -156,8 +157,8 @@ def check_alive(held: Held) -> None:
 def fresh(value: Any, where: jax.sharding.Sharding) -> jax.Array:
     """An array on `where` that shares no buffer with `value`, which the user may go on using."""
     if len(where.device_set) == 1:
-        return jax.device_put(value, where, may_alias=False)
-    placed = jax.device_put(value, where)
+        return jax.device_put(local(value), where, may_alias=False)
+    placed = put(value, where)
     return jnp.copy(placed) if _aliases(placed, value) else placed
 
 

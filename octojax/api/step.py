@@ -23,6 +23,7 @@ from octojax.api.report import StepReport, report
 from octojax.api.state_layout import check_alive
 from octojax.api.structure import refuse_changed
 from octojax.api.update_plan import update_of
+from octojax.arrays import local, put
 from octojax.errors import ExecutionError, NonFiniteError
 from octojax.executor.engine import Results
 from octojax.executor.recorded import Ledger, Recorder, timeline_of
@@ -217,7 +218,11 @@ class TrainStep:
         new, metrics = self._step(state, batch, recorder)
         if self._ledger.beside is None:
             self._ledger.beside = optimizer_bytes_per_rank(self.loss, new.opt_state)
-        return new, metrics, timeline_of(recorder, self.loss.lowered, self.loss.schedule)
+        return (
+            new,
+            metrics,
+            timeline_of(recorder, self.loss.lowered, self.loss.schedule, self.loss.mesh.led_ranks),
+        )
 
     def _step(
         self, state: TrainState, batch: Any, recorder: Recorder | None
@@ -242,7 +247,7 @@ class TrainStep:
                 loss.trainer.engine.transport.drain()
         except Exception as error:
             raise _failed_update(error, state) from error
-        metrics = {"loss": value, "grad_norm": scalars[GRAD_NORM]}
+        metrics = {"loss": value, "grad_norm": local(scalars[GRAD_NORM])}
         if jax.tree.leaves(aux):
             metrics["aux"] = aux
         self._newest = self.renewed(held, opt_state, state.step + 1), metrics
@@ -500,7 +505,7 @@ class TrainStep:
         """The loss on the ranks whose update reads it (`optax.contrib.reduce_on_plateau`)."""
         ranks = self.loss.mesh.ranks
         wanted = self.update.extra_ranks
-        return {r: {"value": jax.device_put(value, ranks[r].replicated)} for r in wanted} or None
+        return {r: {"value": put(value, ranks[r].replicated)} for r in wanted} or None
 
     def _gradients(self, results: Results) -> list[Any]:
         filled = self.loss.filled(results)

@@ -11,7 +11,7 @@ from octojax.api.options import Options
 from octojax.frontends import PureLoss
 from octojax.ir import Plan, Profile
 from octojax.mesh import PipelineMesh
-from octojax.processes import everyone
+from octojax.processes import busy, everyone
 from octojax.profiling.together import measure_together
 from octojax.programs.microbatch import Microbatches
 from octojax.tune import tune
@@ -35,7 +35,10 @@ def tuned_plan(
     profile = options.profile or measure_together(
         pure, tree.unflatten(batch.shapes(0)), mesh, optimizer=optimizer, microbatches=batch.count
     )
-    found = _search(profile, mesh, batch, options) if jax.process_index() == 0 else None
+    found = None
+    if jax.process_index() == 0:
+        with busy("searching a plan"):
+            found = _search(profile, mesh, batch, options)
     text = "" if found is None else json.dumps(found.to_json())
     told = everyone(text, "the tuned plan", patience_s=options.tune_seconds)[0]
     return found or Plan.from_json(json.loads(told))

@@ -43,5 +43,6 @@ def update_of(
     plan = build_update(optimizer, tree, ranks_of_leaves, mesh.num_ranks, extra=extra)
     firsts: dict[int, int] = {}
     for rank in mesh.ranks:
-        firsts.setdefault(rank.devices[0].process_index, rank.index)
-    return replace(plan, update=plan.update.with_scalars_on(firsts.values()))
+        for process in rank.processes:
+            firsts.setdefault(process, rank.index)
+    return replace(plan, update=plan.update.with_scalars_on(dict.fromkeys(firsts.values())))

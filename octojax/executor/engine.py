@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from octojax import compat
+from octojax.arrays import put
 from octojax.errors import NonFiniteError
 from octojax.executor.instructions import RankProgram, StepProgram
 from octojax.executor.lower import Lowered
@@ -393,9 +394,9 @@ class Engine:
     def _constant(self, value: Value, rank: Rank) -> jax.Array:
         if value.place is Place.SEED:
             one = np.ones((), self.lowered.avals[value].dtype)  # losses of microbatches add up
-            return jax.device_put(one, rank.replicated)
+            return put(one, rank.replicated)
         where = on_devices(stored(self.lowered.avals[value]), Layout.STACKED, rank)
-        return jax.device_put(np.zeros(where.shape, where.dtype), where.sharding)
+        return put(np.zeros(where.shape, where.dtype), where.sharding)
 
     # ------------------------------------------------------------------ running
 

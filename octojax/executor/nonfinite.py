@@ -41,6 +41,8 @@ def non_finite(
     assert isinstance(operation.of, Run)
     recipe = lowered.step.recipes[operation.target][1]
     arguments = [slots[i] for i in operation.reads]
+    if not _is_here(arguments):
+        return NonFiniteError(f"{begin}{_ELSEWHERE}")
     with jax.debug_nans(False), jax.debug_infs(False):
         bad = any_non_finite(infinite)
         for shard in _shards(recipe, arguments, shards):
@@ -70,6 +72,8 @@ def non_finite_phase(routine: Any, walk: Walk, slots: Sequence[Any]) -> NonFinit
     arguments = [slots[i] for i in operation.reads]
     if any(x.is_deleted() for x in arguments):
         return NonFiniteError(begin)
+    if not _is_here(arguments):
+        return NonFiniteError(f"{begin}{_ELSEWHERE}")
     with jax.debug_nans(False), jax.debug_infs(False):
         bad = any_non_finite(infinite)
         values = [jax.device_get(x) if compat.is_float(x) else x for x in arguments]
@@ -80,6 +84,16 @@ def non_finite_phase(routine: Any, walk: Walk, slots: Sequence[Any]) -> NonFinit
             )
         eqn = first_bad(routine.programs[operation.target].jaxpr, values, bad)
     return NonFiniteError(begin if eqn is None else f"{begin}: made by {_named(eqn)}")
+
+
+_ELSEWHERE = (
+    ". Which operation made it is not looked for where a rank has devices of several processes"
+)
+
+
+def _is_here(arguments: Sequence[Any]) -> bool:
+    """Whether this process has all parts of the arguments."""
+    return all(getattr(x, "is_fully_addressable", True) for x in arguments)
 
 
 def _beginning(walk: Walk) -> tuple[bool, str]:

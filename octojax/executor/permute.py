@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from octojax.arrays import joined, pieces, put
 from octojax.errors import ExecutionError, PeerError
 from octojax.executor.record import TransferClock
 from octojax.executor.stop import Stop, Stopped
@@ -283,10 +284,10 @@ class _Link:
 
     def move(self, values: Arrays | None) -> list[jax.Array]:
         """Returns the values on the target; [] in a process that is only the source."""
-        held = [{}] * len(self.shapes) if values is None else [_pieces(v) for v in values]
+        held = [{}] * len(self.shapes) if values is None else [pieces(v) for v in values]
         arrived = [pair.move(held) for pair in self.pairs]
         return [
-            _joined(shape, sharding, [piece for of_pair in arrived for piece in of_pair[at]])
+            joined(shape, sharding, [piece for of_pair in arrived for piece in of_pair[at]])
             for at, (shape, sharding) in enumerate(zip(self.shapes, self.shardings, strict=True))
             if arrived[0]
         ]
@@ -304,9 +305,7 @@ class _Pair:
         self.shapes = [v.shape for v in values]
         self.shardings = [NamedSharding(mesh, spec) for spec in self.specs]
         self.blanks = [
-            list(_pieces(jax.device_put(np.zeros(v.shape, v.dtype), where)).values())
-            if self.targets
-            else []
+            list(pieces(put(np.zeros(v.shape, v.dtype), where)).values()) if self.targets else []
             for v, where in zip(values, (NamedSharding(target, x) for x in self.specs), strict=True)
         ]
 
@@ -328,7 +327,7 @@ class _Pair:
 
         `held[i]` are the pieces of value i by device, in a process that has the source.
         """
-        joined = [
+        whole = [
             jax.make_array_from_single_device_arrays(
                 shape, sharding, [*(own[d] for d in self.sources), *blank]
             )
@@ -336,25 +335,10 @@ class _Pair:
                 self.shapes, self.shardings, held, self.blanks, strict=True
             )
         ]
-        moved = self.program(*joined)
+        moved = self.program(*whole)
         if not self.targets:
             return []
-        return [[x for d, x in _pieces(v).items() if d in self.targets] for v in moved]
-
-
-def _pieces(value: jax.Array) -> dict[Any, jax.Array]:
-    """Returns what this process has of a value, by device."""
-    if len(value.sharding.device_set) == 1:
-        return {next(iter(value.sharding.device_set)): value}
-    return {s.device: s.data for s in value.addressable_shards}
-
-
-def _joined(
-    shape: tuple[int, ...], sharding: jax.sharding.Sharding, pieces: Sequence[jax.Array]
-) -> jax.Array:
-    if len(sharding.device_set) == 1:
-        return pieces[0]
-    return jax.make_array_from_single_device_arrays(shape, sharding, list(pieces))
+        return [[x for d, x in pieces(v).items() if d in self.targets] for v in moved]
 
 
 def _links(

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from octojax.arrays import put_all
 from octojax.executor.instructions import RankProgram
 from octojax.executor.specs import ParamSpecs
 from octojax.executor.values import Value
@@ -219,7 +220,7 @@ class Preparation:
         """Takes the compiled `jobs`."""
         programs = dict(zip(self.forms, compiled, strict=True))
         starts = [np.array([g.first, self.batch.bounds[g.first]], np.int32) for g in self.groups]
-        places = jax.device_put(starts, self.rank.replicated)
+        places = put_all(starts, self.rank.replicated)
         self.calls = [(programs[g.form], at) for g, at in zip(self.groups, places, strict=True)]
 
     # ------------------------------------------------------------------ running
@@ -227,7 +228,7 @@ class Preparation:
     def run(self, counters: Sequence[jax.Array], batch: Sequence[Any]) -> Prepared:
         """Returns the values of one step, from the flat leaves of its whole batch."""
         leaves = [raw(jnp.asarray(batch[i])) if i in self.kept else batch[i] for i in self.leaves]
-        whole = dict(zip(self.leaves, jax.device_put(leaves, self.rank.replicated), strict=True))
+        whole = dict(zip(self.leaves, put_all(leaves, self.rank.replicated), strict=True))
         rows = [whole[i] for i in self.read]
         pieces: list[jax.Array] = [whole[v.index] for v in self.shared]
         counted: list[jax.Array] = []

@@ -12,7 +12,7 @@ actions (`0F3+0B3`), its time is divided among them in proportion to their opera
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from time import monotonic
@@ -166,10 +166,12 @@ def timeline_of(
     recorder: Recorder,
     lowered: Lowered,
     schedule: Schedule,
+    led: Collection[int],
 ) -> Timeline:
     """Returns the timeline of the recorded step, of the ranks of all processes.
 
-    Every process calls this. What a rank keeps beside its slots (`Ledger.beside`: optimizer
+    Every process calls this, and speaks for the ranks in `led`. What a rank keeps beside its slots
+    (`Ledger.beside`: optimizer
     state) counts into its peak. Peaks are live buffers between programs, as the simulator counts
     them, and the batch; of what XLA allocates inside a program, only the residuals where it runs
     several actions. Clocks of other machines are aligned by their difference at a barrier.
@@ -183,6 +185,7 @@ def timeline_of(
         "actions": [
             (rank, str(item), start - offset, end - offset)
             for rank, ticks in recorder.ticks.items()
+            if rank in led
             for operation, tick, parts in zip(
                 lowered.step.ranks[rank].body, ticks, ledger.parts[rank], strict=True
             )
@@ -190,7 +193,9 @@ def timeline_of(
         ],
         "transfers": [(k, *span) for k, span in spans.items()],
         "memory": {
-            rank: _memory(recorder, lowered.step.ranks[rank], offset) for rank in recorder.ticks
+            rank: _memory(recorder, lowered.step.ranks[rank], offset)
+            for rank in recorder.ticks
+            if rank in led
         },
     }
     actions, moves, memory = _joined(everyone(json.dumps(mine), f"recorded step {ledger.steps}"))

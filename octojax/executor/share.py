@@ -1,7 +1,8 @@
 """Values that every process needs, though one rank makes them: results, parameters.
 
-One program over the whole pipeline mesh gathers equally long vectors of all ranks, once the
-pipeline has drained. It is the only collective over the full axis.
+One program over the whole pipeline mesh gathers equally long vectors of all ranks (or of all
+devices, which processes of one rank do not have alike), once the pipeline has drained. There is no
+other collective over the full axis.
 """
 
 import queue
@@ -13,14 +14,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from octojax.arrays import joined, pieces, put
 from octojax.compat import num_bytes
 from octojax.errors import PeerError
 from octojax.mesh import PipelineMesh
 from octojax.processes import wait
 
 _SMALL_BYTES = 4096
+_LINE = "line"  # of all devices
 
 
 class Share:
@@ -29,6 +32,7 @@ class Share:
     def __init__(self, mesh: PipelineMesh, timeout_s: float = 600.0) -> None:
         self.mesh, self.timeout_s = mesh, timeout_s
         self.spread = NamedSharding(mesh.mesh, PartitionSpec(mesh.axis))
+        self.line = Mesh(np.array([d for r in mesh.ranks for d in r.devices]), (_LINE,))
         self._program = cache(self._compile)
         self._joining_program = cache(self._compile_joining)
 
@@ -40,20 +44,18 @@ class Share:
         `vectors[r]` is what local rank r brings, `dtype[width]`, replicated over its devices;
         a rank that brings none counts as zeros.
         """
-        rows = self._run(self._program(width, jnp.dtype(dtype)), vectors, width, dtype)
-        return {rank: [self._local(row, rank) for row in rows] for rank in self.mesh.local_ranks}
-
-    def _run(self, program: Any, vectors: Mapping[int, Any], width: int, dtype: Any) -> Any:
         mesh = self.mesh
-        pieces = [
+        parts = [
             piece
             for rank in mesh.local_ranks
-            for piece in _pieces(self._brought(vectors.get(rank), rank, width, dtype))
+            for piece in pieces(self._brought(vectors.get(rank), rank, width, dtype)).values()
         ]
-        joined = jax.make_array_from_single_device_arrays(
-            (mesh.num_ranks * width,), self.spread, pieces
-        )
-        return self._bounded(lambda: jax.block_until_ready(program(joined)))
+        whole = joined((mesh.num_ranks * width,), self.spread, parts)
+        rows = self._run(self._program(width, jnp.dtype(dtype)), whole)
+        return {rank: [self._local(row, rank) for row in rows] for rank in self.mesh.local_ranks}
+
+    def _run(self, program: Any, whole: jax.Array) -> Any:
+        return self._bounded(lambda: jax.block_until_ready(program(whole)))
 
     def from_owner(self, value: jax.Array | None, owner: int, aval: Any) -> jax.Array:
         """Returns rank `owner`'s value on the first local rank, exact to the bit.
@@ -70,10 +72,10 @@ class Share:
         header: bytes,
         values: Mapping[int, jax.Array],
         described: Mapping[int, tuple[int, Any]],
-    ) -> tuple[list[bytes], dict[int, jax.Array]]:
-        """Returns every rank's header, and in every process the values by number.
+    ) -> tuple[dict[int, bytes], dict[int, jax.Array]]:
+        """Returns every process's header, and in every process the values by number.
 
-        `described[k]` are the rank that has value k and its type. All ranks' headers are equally
+        `described[k]` are the rank that has value k and its type. All headers are equally
         long. What is small travels with them in one gathering, on the host's account: a scalar's
         way through compiled programs takes longer.
         """
@@ -92,17 +94,26 @@ class Share:
                 if described[number][0] == rank:
                     raw = np.asarray(values[number]).reshape(-1)
                     vector[place] = np.ascontiguousarray(raw).view(np.uint8)
-        first = self.mesh.local_ranks[0]
-        whole = self._run(self._joining_program(width), vectors, width, np.uint8)
-        rows = np.asarray(whole.addressable_data(0))
-        where, arrays = self.mesh.ranks[first].replicated, {}
+        mine = [
+            jax.device_put(vectors[rank.index], device)
+            for rank in (self.mesh.ranks[r] for r in self.mesh.local_ranks)
+            for device in rank.local_devices
+        ]
+        devices = list(self.line.devices)
+        where = NamedSharding(self.line, PartitionSpec(_LINE))
+        whole = joined((len(devices) * width,), where, mine)
+        whole = self._run(self._joining_program(width), whole)
+        rows = np.asarray(whole.addressable_data(0)).reshape(len(devices), width)
+        firsts = {rank.index: devices.index(rank.devices[0]) for rank in self.mesh.ranks}
+        arrays = {}
         for number, (owner, aval) in sorted(described.items()):
             if number in small:
-                value = rows[owner][small[number]].view(aval.dtype).reshape(aval.shape)
-                arrays[number] = jax.device_put(value, where)
+                value = rows[firsts[owner]][small[number]].view(aval.dtype).reshape(aval.shape)
+                arrays[number] = jax.device_put(value, self.mesh.home)
             else:
                 arrays[number] = self.from_owner(values.get(number), owner, aval)
-        return [row[: len(header)].tobytes() for row in rows], arrays
+        heads = zip((d.process_index for d in devices), rows, strict=True)
+        return {process: row[: len(header)].tobytes() for process, row in heads}, arrays
 
     def _bounded(self, work: Callable[[], Any]) -> Any:
         """Returns what `work` returns; a peer that never joins it is an error in time."""
@@ -140,38 +151,36 @@ class Share:
 
     def _brought(self, vector: Any, rank: int, width: int, dtype: Any) -> jax.Array:
         where = self.mesh.ranks[rank].replicated
-        return jax.device_put(np.zeros(width, dtype) if vector is None else vector, where)
+        return put(np.zeros(width, dtype) if vector is None else vector, where)
 
     def _compile(self, width: int, dtype: Any) -> Any:
         """One result for every rank's vector, so that each can be had without a copy."""
         ranks = range(self.mesh.num_ranks)
-        return self._gathering(lambda every: [every[rank] for rank in ranks], width, dtype)
+        return _gathering(lambda every: [every[r] for r in ranks], self.spread, width, dtype)
 
     def _compile_joining(self, width: int) -> Any:
-        """One result, the rows of all ranks, for the host."""
-        return self._gathering(lambda every: every, width, np.uint8)
-
-    def _gathering(self, form: Callable[[jax.Array], Any], width: int, dtype: Any) -> Any:
-        mesh = self.mesh
-        function = jax.shard_map(
-            lambda vector: form(jax.lax.all_gather(vector, mesh.axis)),
-            mesh=mesh.mesh,
-            in_specs=PartitionSpec(mesh.axis),
-            out_specs=PartitionSpec(),
-            check_vma=False,
-        )
-        total = jax.ShapeDtypeStruct((mesh.num_ranks * width,), dtype, sharding=self.spread)
-        return jax.jit(function).lower(total).compile()
+        """One result, the rows of all devices, for the host."""
+        where = NamedSharding(self.line, PartitionSpec(_LINE))
+        return _gathering(lambda every: every, where, width, np.uint8)
 
     def _local(self, row: jax.Array, rank: int) -> jax.Array:
-        where = self.mesh.ranks[rank].replicated
-        pieces = [s.data for s in row.addressable_shards if s.device in where.device_set]
-        if len(pieces) == 1:
-            return pieces[0]
-        return jax.make_array_from_single_device_arrays(row.shape, where, pieces)
+        """A result on this process's devices of a rank; on one, where the others are elsewhere."""
+        own = self.mesh.ranks[rank]
+        parts = [x for device, x in pieces(row).items() if device in own.local_devices]
+        return parts[0] if len(own.processes) > 1 else joined(row.shape, own.replicated, parts)
 
 
-def _pieces(value: jax.Array) -> list[jax.Array]:
-    if len(value.sharding.device_set) == 1:
-        return [value]
-    return [s.data for s in value.addressable_shards]
+def _gathering(
+    form: Callable[[jax.Array], Any], where: NamedSharding, width: int, dtype: Any
+) -> Any:
+    """The compiled program that gathers the vectors along the one axis of `where`."""
+    (axis,) = where.spec
+    function = jax.shard_map(
+        lambda vector: form(jax.lax.all_gather(vector, axis)),
+        mesh=where.mesh,
+        in_specs=where.spec,
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    total = jax.ShapeDtypeStruct((where.mesh.shape[axis] * width,), dtype, sharding=where)
+    return jax.jit(function).lower(total).compile()

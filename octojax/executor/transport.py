@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from octojax.arrays import put
 from octojax.compat import copy_to, is_float
 from octojax.errors import ExecutionError
 from octojax.executor.record import TransferClock
@@ -113,7 +114,7 @@ class StandIns:
                 keys = [(v.shape, v.dtype, v.sharding) for v in group]
                 for key, value in zip(keys, group, strict=True):
                     if key not in made:
-                        made[key] = jax.device_put(_made_up(value), value.sharding)
+                        made[key] = put(_made_up(value), value.sharding)
                 self.values[number] = [made[key] for key in keys]
 
     def send(self, number: int, values: Arrays) -> None:

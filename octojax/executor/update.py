@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
+from octojax.arrays import put
 from octojax.executor.recorded import Recorder
 from octojax.executor.routine import (
     Crew,
@@ -222,7 +223,7 @@ class _Function:
         ]
         self.parts = [(x, bind(x, compiled, crew.transport)) for x in self.routines]
         self.numbers_of_rows = [
-            [jax.device_put(np.int32(row), places.ranks[x.rank]) for row in x.row_numbers]
+            [put(np.int32(row), places.on_rank(x.rank)) for row in x.row_numbers]
             for x in self.routines
         ]
 

@@ -16,6 +16,8 @@ import jax
 import numpy as np
 import optax
 
+from octojax import compat
+from octojax.arrays import put
 from octojax.executor.permute import PairPermute
 from octojax.executor.stop import Stop
 from octojax.frontends import PureLoss
@@ -81,9 +83,10 @@ class Together:
             separated(trace_loss(loss.fn, loss.params, shapes_of(batch), loss.state)),
             max(min_layers, mesh.num_ranks),
         )
-        device = mesh.ranks[mesh.local_ranks[0]].devices[0]
+        device = mesh.ranks[mesh.local_ranks[0]].local_devices[0]
         self.timer = LayerTimer(layered, loss, batch, device, optimizer)
-        self.machine = measure_links(mesh, typical_bytes=typical_bytes(layered.graph))
+        with compat.without_mesh():  # of the model's trace
+            self.machine = measure_links(mesh, typical_bytes=typical_bytes(layered.graph))
 
     def profile(
         self,
@@ -107,7 +110,7 @@ class Together:
         layers = _mean(theirs)
         whole = sum(layer.compute_s for layer in layers)
         speeds = [whole / sum(layer.compute_s for layer in own) for own in theirs]
-        home = [rank.devices[0].process_index for rank in self.mesh.ranks]
+        home = [rank.leader for rank in self.mesh.ranks]
         machine = replace(self.machine, speeds=tuple(round(speeds[p], 4) for p in home))
         extra = (
             (
@@ -143,9 +146,8 @@ def measure_links(
     processor; not so with `computing=False`. `host_cost_s` is the processor time of one process
     for one message of `typical_bytes`.
     """
-    homes = [rank.devices[0].process_index for rank in mesh.ranks]
-    first = homes.index(0)
-    other = next((r for r, home in enumerate(homes) if home), None)
+    first = next(r.index for r in mesh.ranks if 0 in r.processes)
+    other = next((r.index for r in mesh.ranks if 0 not in r.processes), None)
     if other is None:
         raise ValueError("links between processes are measured where ranks lie in two at least")
     sizes = sorted({*sizes_bytes, typical_bytes})
@@ -162,7 +164,7 @@ def measure_links(
     moves = PairPermute(transfers, values, mesh, timeout_s())
     here = next((r for r in (first, other) if r in mesh.local_ranks), None)
     computing = computing and jax.default_backend() == "cpu" and here is not None
-    work = _work(mesh.ranks[here or 0].devices[0]) if computing else None
+    work = None if here is None or not computing else _work(mesh.ranks[here].local_devices[0])
     offset = clock_offset_s()
     told: list[tuple[int, int, float]] = []  # transfer, turn, -(when sent) or when it had come
     costs: list[float] = []
@@ -170,7 +172,7 @@ def measure_links(
         for number, size in enumerate(sizes if here is not None else ()):
             where = mesh.ranks[here or 0].replicated
             shape = values[2 * number][0].shape
-            payload = [jax.device_put(np.zeros(shape, np.float32), where)]
+            payload = [put(np.zeros(shape, np.float32), where)]
             back = here != first
             exchange = partial(_to_and_fro, moves, number, payload, not back)
             exchange(None)
@@ -187,6 +189,8 @@ def measure_links(
                 costs.append((time.process_time() - begin) / (2 * rounds))
     finally:
         moves.close()
+    if here not in mesh.led_ranks:
+        told = []  # another process speaks for the rank
     every = [json.loads(text) for text in everyone(json.dumps([told, costs]), "links")]
     took = np.zeros((len(transfers), rounds))
     for k, turn, tick in (note for theirs, _ in every for note in theirs):

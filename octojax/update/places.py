@@ -22,6 +22,12 @@ class Places:
     def local_ranks(self) -> tuple[int, ...]:
         return tuple(rank for rank, place in enumerate(self.ranks) if place is not None)
 
+    def on_rank(self, rank: int) -> Sharding:
+        """Returns where values lie that are replicated over a rank of this process."""
+        place = self.ranks[rank]
+        assert place is not None, f"rank {rank} is in another process"
+        return place
+
     def of_param(self, plan: UpdatePlan, piece: int) -> Sharding | None:
         return self._of_piece(self.params, plan, piece)
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
+from octojax.arrays import local, put
 from octojax.compat import is_key, key_impl
 from octojax.update.layout import Rows
 from octojax.update.places import Places
@@ -34,7 +35,7 @@ def gather_state(plan: UpdatePlan, opt_state: OptState, fetch: Fetch | None = No
     for k, (piece, value) in enumerate(zip(plan.state_pieces, pieces, strict=True)):
         if fetch is not None and piece.rank is not None:
             value = fetch(value, piece.rank, piece_aval(plan, k))
-        leaves[piece.leaf].append(value)
+        leaves[piece.leaf].append(local(value))
     return plan.state_tree.unflatten(
         [
             join_pieces(values, layout) if isinstance(layout, Rows) else values[0]
@@ -67,10 +68,10 @@ def read_state(plan: UpdatePlan, places: Places, leaves: Sequence[Any]) -> OptSt
     def piece(k: int, rank: int) -> jax.Array:
         leaf, aval = leaves[plan.state_pieces[k].leaf], piece_aval(plan, k)
         where, prefix = places.of_state(plan, k, rank), _index_of(plan, k)
+        assert where is not None, "a rank of this process"
         if is_key(aval):
             values = jax.random.wrap_key_data(jnp.asarray(leaf[prefix]), impl=key_impl(aval))
-            return jax.device_put(values, where)
-        assert where is not None, "a rank of this process"
+            return put(values, where)
         return jax.make_array_from_callback(
             aval.shape, where, lambda index: np.array(leaf[_inside(prefix, index)], aval.dtype)
         )
@@ -153,6 +154,7 @@ def join_pieces(pieces: Sequence[Any], layout: Rows) -> jax.Array:
 
 def _copy(leaf: Any, sharding: Sharding | None) -> jax.Array:
     """Returns a fresh array on `sharding`: the caller's must outlive the donation of ours."""
+    assert sharding is not None, "a rank of this process"
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.device_put(leaf, sharding)
-    return jax.device_put(np.asarray(leaf), sharding)
+        return put(leaf, sharding)
+    return put(np.asarray(leaf), sharding)
