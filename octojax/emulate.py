@@ -131,6 +131,9 @@ class _Payloads:
     moves: Any
     payloads: dict[int, Sequence[jax.Array]]
 
+    def post(self, number: int) -> None:
+        self.moves.post(number)
+
     def send(self, number: int, values: Any) -> None:
         self.moves.send(number, self.payloads[number])
 

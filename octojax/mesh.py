@@ -150,12 +150,16 @@ class PipelineMesh:
         return any(len(rank.processes) > 1 for rank in self.ranks)
 
     @cached_property
+    def shared_rank(self) -> "Rank | None":
+        """The one rank that this process has a part of, if others have the rest."""
+        return self.ranks[self.local_ranks[0]] if self.spans_processes else None
+
+    @cached_property
     def home(self) -> jax.sharding.Sharding:
         """Where this process has what all have: on its first rank, or its own device of it."""
-        rank = self.ranks[self.local_ranks[0]]
-        if len(rank.processes) == 1:
-            return rank.replicated
-        return SingleDeviceSharding(rank.local_devices[0])
+        if self.shared_rank is not None:
+            return SingleDeviceSharding(self.shared_rank.local_devices[0])
+        return self.ranks[self.local_ranks[0]].replicated
 
     def take(self, num_ranks: int) -> "PipelineMesh":
         """Returns the mesh of the first `num_ranks` ranks."""

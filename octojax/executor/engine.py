@@ -303,7 +303,7 @@ class Engine:
             ends[program.rank] = gather, next(rest)
         self.transport = self.make_transport(self.step.transfers, self._at_targets(), self.mesh)
         self.parts = [self._part(r, *ends[r.rank]) for r in self.ranks]
-        self.threads = RankThreads([r.rank for r in self.ranks], self.timeout_s)
+        self.threads = RankThreads(self.mesh.local_ranks, self.timeout_s, self.mesh.shared_rank)
         self.copying = self._copying(self.crew("P"))
 
     def crew(self, kinds: str) -> Crew:
@@ -542,6 +542,8 @@ class _Part:
             slots += [None] * (self.program.num_slots - len(slots))
             loop(walk, slots)
             results = self.finish(*self.outputs(slots))
+            if len(self.rank.processes) > 1:  # here, where the wait for the others is bounded
+                jax.block_until_ready((results, counters, [slots[slot] for _, slot in self.final]))
         except Exception as error:
             if compat.is_nan_report(error) and not isinstance(error, NonFiniteError):
                 raise non_finite(self.lowered, walk, slots, self.rank.data_size) from error

@@ -1,11 +1,7 @@
 """Transfers as compiled `ppermute` programs over the devices of two ranks.
 
-    lanes          0SEND_F0   0SEND_F1   0SEND_F2 ...    parts of one order, in every process
-    rank threads   send: hand the values over            receive: wait for them
-
-The two ranks' values form one array that claims to be replicated over the pair: on the source
-it is the value, on the target a buffer of zeros of the same shape. The program permutes along
-the pair, so that afterwards the target holds the value. All leaves travel in one program.
+lanes          0SEND_F0   0SEND_F1   0SEND_F2 ...    parts of one order, in every process
+rank threads   send: hand the values over            receive: wait for them
 """
 
 import math
@@ -13,24 +9,19 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from octojax.arrays import joined, pieces, put
-from octojax.errors import ExecutionError, PeerError
+from octojax.errors import ExecutionError
+from octojax.executor.pairs import broken_transfer, links_of, num_programs
 from octojax.executor.record import TransferClock
 from octojax.executor.stop import Stop, Stopped
 from octojax.executor.transport import Arrays, DevicePut, Mailboxes
 from octojax.ir import Transfer
-from octojax.mesh import PipelineMesh, Rank
+from octojax.mesh import PipelineMesh
 from octojax.processes import several, wait
-from octojax.programs.build import Job, compile_all
-
-PAIR = "pair"
 
 
 class PairPermute:
@@ -68,12 +59,8 @@ class PairPermute:
             for k, group in enumerate(values)
         ]
         self.copies = DevicePut(transfers, shardings, timeout_s)  # type: ignore[arg-type]
-        # A CPU client runs programs of several of its devices in the order of their launch, so
-        # that one which waits for a peer would hold up the other lanes, and computation.
-        alone = jax.default_backend() == "cpu" and jax.process_count() > 1
-        self.links = _links(transfers, values, mesh, self.direct, alone)
-        used = {id(link): link for link in self.links if link is not None}
-        self.num_programs = sum(len(link.pairs) for link in used.values())
+        self.links = links_of(transfers, values, mesh, self.direct)
+        self.num_programs = num_programs(self.links)
         self.lanes = [self._lane(k, t) for k, t in enumerate(transfers)]
         self.orders: dict[Any, queue.SimpleQueue[Callable[[], None] | None]] = {}
         self.stop = Stop()
@@ -151,6 +138,9 @@ class PairPermute:
                 self.busy.add(1)
                 orders.put(lambda mine=mine: self._issue_all(mine, stop))
 
+    def post(self, number: int) -> None:
+        pass  # the lanes receive as early as they can
+
     def send(self, number: int, values: Arrays) -> None:
         if number in self.direct:
             self.copies.send(number, values)
@@ -197,6 +187,7 @@ class PairPermute:
 
     def _issue(self, number: int) -> None:
         transfer, link = self.transfers[number], self.links[number]
+        assert link is not None, "a lane has transfers of this process's ranks"
         here = transfer.source in self.local
         values = self.outgoing.get(number) if here else None
         if self.waits and values is not None:
@@ -207,13 +198,7 @@ class PairPermute:
             if clock is not None:
                 jax.block_until_ready(moved)
         except Exception as error:
-            ends = (transfer.source, transfer.target)
-            mine, peer = ends if here else ends[::-1]
-            raise PeerError(
-                f"rank {mine}: the transfer {transfer.name} from rank {ends[0]} to rank "
-                f"{ends[1]} broke off. The process of rank {peer} has probably ended: see what it "
-                f"printed last. ({str(error).splitlines()[0]})"
-            ) from error
+            raise broken_transfer(transfer, sends=here, error=error) from error
         if clock is not None:
             clock.note(number, start, time.monotonic())
         if transfer.target in self.local:
@@ -255,118 +240,3 @@ class _Count:
         with self.changed:
             self.changed.wait_for(lambda: self.number == 0 or self.hopeless, timeout_s)
             return self.number == 0
-
-
-class _Link:
-    """Values of given shapes from one rank to another, in one or more compiled programs.
-
-    With `alone` each device of the source has a program with its counterpart at the target.
-    """
-
-    def __init__(self, source: Rank, target: Rank, values: Sequence[Any], *, alone: bool) -> None:
-        self.shapes = [v.shape for v in values]
-        self.shardings = [v.sharding for v in values]
-        here = jax.process_index()
-        if alone and len(source.devices) > 1:
-            whole = [jax.ShapeDtypeStruct(v.sharding.shard_shape(v.shape), v.dtype) for v in values]
-            ends = [
-                (Mesh([s], ("device",)), Mesh([t], ("device",)))
-                for s, t in zip(source.devices, target.devices, strict=True)
-            ]
-        else:
-            whole, ends = values, [(source.mesh, target.mesh)]
-        name = f"transfer from rank {source.index} to rank {target.index}"
-        self.pairs = [
-            _Pair(name, *meshes, whole)
-            for meshes in ends
-            if any(d.process_index == here for mesh in meshes for d in mesh.devices.flat)
-        ]
-
-    def move(self, values: Arrays | None) -> list[jax.Array]:
-        """Returns the values on the target; [] in a process that is only the source."""
-        held = [{}] * len(self.shapes) if values is None else [pieces(v) for v in values]
-        arrived = [pair.move(held) for pair in self.pairs]
-        return [
-            joined(shape, sharding, [piece for of_pair in arrived for piece in of_pair[at]])
-            for at, (shape, sharding) in enumerate(zip(self.shapes, self.shardings, strict=True))
-            if arrived[0]
-        ]
-
-
-class _Pair:
-    """One compiled program: values from the devices of one mesh to those of another like it."""
-
-    def __init__(self, name: str, source: Mesh, target: Mesh, values: Sequence[Any]) -> None:
-        mesh = Mesh(np.stack([source.devices, target.devices]), (PAIR, *source.axis_names))
-        here = jax.process_index()
-        self.sources = [d for d in source.devices.flat if d.process_index == here]
-        self.targets = {d for d in target.devices.flat if d.process_index == here}
-        self.specs = tuple(getattr(v.sharding, "spec", PartitionSpec()) for v in values)
-        self.shapes = [v.shape for v in values]
-        self.shardings = [NamedSharding(mesh, spec) for spec in self.specs]
-        self.blanks = [
-            list(pieces(put(np.zeros(v.shape, v.dtype), where)).values()) if self.targets else []
-            for v, where in zip(values, (NamedSharding(target, x) for x in self.specs), strict=True)
-        ]
-
-        def permute(*values: jax.Array) -> tuple[jax.Array, ...]:
-            return tuple(jax.lax.ppermute(v, PAIR, [(0, 1)]) for v in values)
-
-        function = jax.shard_map(
-            permute, mesh=mesh, in_specs=self.specs, out_specs=self.specs, check_vma=False
-        )
-        avals = [
-            jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=s)
-            for v, s in zip(values, self.shardings, strict=True)
-        ]
-        self.job = Job(name, function, tuple(avals), (), tuple(self.shardings))
-        self.program: Any = None
-
-    def move(self, held: Sequence[Mapping[Any, jax.Array]]) -> list[list[jax.Array]]:
-        """Returns each value's pieces on the target; [] in a process without any of it.
-
-        `held[i]` are the pieces of value i by device, in a process that has the source.
-        """
-        whole = [
-            jax.make_array_from_single_device_arrays(
-                shape, sharding, [*(own[d] for d in self.sources), *blank]
-            )
-            for shape, sharding, own, blank in zip(
-                self.shapes, self.shardings, held, self.blanks, strict=True
-            )
-        ]
-        moved = self.program(*whole)
-        if not self.targets:
-            return []
-        return [[x for d, x in pieces(v).items() if d in self.targets] for v in moved]
-
-
-def _links(
-    transfers: Sequence[Transfer],
-    values: Sequence[Sequence[jax.ShapeDtypeStruct]],
-    mesh: PipelineMesh,
-    direct: set[int],
-    alone: bool,
-) -> list[Any]:
-    """One link per transfer; transfers of equal values between the same ranks share one.
-
-    In every process links are made and compiled in the same order.
-    """
-    local = frozenset(mesh.local_ranks)
-    known: dict[Any, _Link] = {}
-    found: list[_Link | None] = []
-    for number, (transfer, carried) in enumerate(zip(transfers, values, strict=True)):
-        ends = (transfer.source, transfer.target)
-        if local.isdisjoint(ends) or number in direct:
-            found.append(None)
-            continue
-        kinds = tuple((v.shape, v.dtype, getattr(v.sharding, "spec", None)) for v in carried)
-        key = (*ends, kinds)
-        if key not in known:
-            source, target = mesh.ranks[ends[0]], mesh.ranks[ends[1]]
-            known[key] = _Link(source, target, carried, alone=alone)
-        found.append(known[key])
-    pairs = [pair for link in known.values() for pair in link.pairs]
-    for pair, program in zip(pairs, compile_all([x.job for x in pairs], False), strict=True):
-        pair.program = program
-    return found

@@ -187,19 +187,25 @@ def run_routines(
     stops the others.
     """
     crew.transport.begin(crew.order, stop)
-    walks = [Walk(routine, bound, stop) for routine, bound in parts]
+    walks, shared = [Walk(x, bound, stop) for x, bound in parts], crew.threads.shared is not None
     works = [
-        partial(_run, routine, walk, values, record)
+        partial(_run, routine, walk, values, record, shared)
         for (routine, _), walk, values in zip(parts, walks, inputs, strict=True)
     ]
     return crew.threads.run(works, stop, walks)
 
 
-def _run(routine: Routine, walk: Walk, values: Sequence[Any], record: Recorder | None) -> list[Any]:
+def _run(
+    routine: Routine, walk: Walk, values: Sequence[Any], record: Recorder | None, shared: bool
+) -> list[Any]:
     slots = [*_spare(values), *[None] * (routine.num_slots - len(values))]
     loop = run_rank if record is None else record.end(routine.rank, routine.body)
     try:
         loop(walk, slots)
+        if shared:  # a later program, of another thread, must not overtake these in one process
+            jax.block_until_ready(
+                [x for x in slots if isinstance(x, jax.Array) and not x.is_deleted()]
+            )
     except Exception as error:
         if compat.is_nan_report(error) and not isinstance(error, NonFiniteError):
             inputs = [*values, *slots[len(values) :]]

@@ -14,8 +14,10 @@ from typing import Any, ClassVar, Protocol
 from octojax.compat import thread_settings
 from octojax.errors import ExecutionError
 from octojax.executor.instructions import Do, Operation
+from octojax.executor.shared import SharedWait, broken_off, waiting
 from octojax.executor.stop import Stop, Stopped
 from octojax.executor.transport import Transport
+from octojax.mesh import Rank
 
 Bound = tuple[Callable[..., Any], Callable[[list[Any]], Any], tuple[int, ...], tuple[int, ...]]
 """A function, how to read its arguments from the slots, where its results go, what to clear."""
@@ -60,8 +62,13 @@ def _bound(operation: Operation, compiled: Sequence[Any], transport: Transport) 
             return send, _reader(reads), writes, frees
         case Do.RECEIVE:
             return (lambda: transport.receive(number)), _nothing, writes, frees
-        case Do.POST:  # no transport of ours needs to know
-            return tuple, _nothing, (), ()
+        case Do.POST:
+
+            def post() -> tuple[()]:
+                transport.post(number)
+                return ()
+
+            return post, _nothing, (), ()
 
 
 def _nothing(_: list[Any]) -> tuple[()]:
@@ -151,12 +158,17 @@ class RankThreads:
     """One lasting thread per local rank but the first, which runs in the caller's.
 
     The caller's JAX settings and context variables hold in all of them. `timeout_s` bounds how
-    long a step that has failed is waited for.
+    long a step that has failed is waited for. A rank that this process runs together with others
+    (`shared`; it is the only one here) has a thread as well: it may wait for them inside a program,
+    and the caller must hear in time that they do not come.
     """
 
-    def __init__(self, ranks: Sequence[int], timeout_s: float = 600.0) -> None:
-        self.ranks, self.timeout_s = tuple(ranks), timeout_s
-        self._inboxes = {rank: queue.SimpleQueue[_Job | None]() for rank in self.ranks[1:]}
+    def __init__(
+        self, ranks: Sequence[int], timeout_s: float = 600.0, shared: Rank | None = None
+    ) -> None:
+        self.ranks, self.timeout_s, self.shared = tuple(ranks), timeout_s, shared
+        apart = self.ranks[1:] if shared is None else self.ranks
+        self._inboxes = {rank: queue.SimpleQueue[_Job | None]() for rank in apart}
         self._threads: dict[int, threading.Thread] = {}
         self._settled = True
         # Threads know only their inbox, so that a step nobody holds any more ends them.
@@ -193,24 +205,34 @@ class RankThreads:
         results: dict[int, Any] = {}
         stopped = False
         self._settled = False
-        for rank, call in zip(self._inboxes, calls[1:], strict=True):
+        own = list(zip(self.ranks, calls, strict=True))
+        for rank, call in own[len(own) - len(self._inboxes) :]:
             context = contextvars.copy_context()
             self._put(rank, _Job(lambda c=context, f=call: c.run(f), settings, answers))
-        try:
-            results[self.ranks[0]] = calls[0]()
-        except BaseException as error:  # kept in `failures`, or a consequence of one
-            stopped = True
-            if not failures and not isinstance(error, Stopped):  # between two of our lines
-                failures.append((self.ranks[0], error))
-                stop.set(error)
-        for rank, result, error in self._answers(answers, len(self._inboxes), stop, places):
-            results[rank] = result
-            stopped = stopped or error is not None
+        if self.shared is None:
+            try:
+                results[self.ranks[0]] = calls[0]()
+            except BaseException as error:  # kept in `failures`, or a consequence of one
+                stopped = True
+                if not failures and not isinstance(error, Stopped):  # between two of our lines
+                    failures.append((self.ranks[0], error))
+                    stop.set(error)
+        with nullcontext() if self.shared is None else self._company(stop) as company:
+            for rank, result, error in self._answers(
+                answers, len(self._inboxes), stop, places, company
+            ):
+                results[rank] = result
+                stopped = stopped or error is not None
         self._settled = True
         if failures:
             rank, error = failures[0]
             if not isinstance(error, Exception) or isinstance(error, ExecutionError):
                 raise error
+            if self.shared is not None:
+                at = str(places[rank]) if rank in places else "its part"
+                lost = broken_off(self.shared, at, error)
+                if lost is not None:
+                    raise lost from error
             where = f" in {places[rank]}" if rank in places else ""
             raise ExecutionError(f"rank {rank} failed{where}: {error}") from error
         if stopped:
@@ -226,16 +248,28 @@ class RankThreads:
             thread.start()
         self._inboxes[rank].put(job)
 
+    def _company(self, stop: Stop) -> AbstractContextManager[SharedWait]:
+        assert self.shared is not None, "a rank of this process alone waits for nobody"
+        return waiting(self.shared, self.timeout_s, stop).watched()
+
     def _answers(
-        self, answers: Answers, count: int, stop: Stop, places: dict[int, Walk]
+        self,
+        answers: Answers,
+        count: int,
+        stop: Stop,
+        places: dict[int, Walk],
+        company: SharedWait | None = None,
     ) -> Iterator[tuple[int, Any, BaseException | None]]:
-        """Yields `count` answers as they come; bounded once the step has failed."""
+        """Yields `count` answers as they come; bounded once the step has failed, and where the
+        rank's `company` does not come."""
         waiting = set(self._inboxes)
         deadline = None
         while len(self._inboxes) - len(waiting) < count:
             try:
                 answer = answers.get(timeout=LOOK_S)
             except queue.Empty:
+                if company is not None:
+                    company.look()
                 dead = sorted(r for r in waiting if not self._threads[r].is_alive())
                 if dead:
                     stop.set(ExecutionError(f"the thread of rank {_list(dead)} has ended"))

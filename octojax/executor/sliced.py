@@ -82,6 +82,9 @@ class Sliced:
     def clock(self, clock: TransferClock | None) -> None:
         self.inner.clock = clock
 
+    def post(self, number: int) -> None:
+        self.inner.post(number)
+
     def send(self, number: int, values: Arrays) -> None:
         self.inner.send(number, self._with(self.cuts, number, values))
 

@@ -29,6 +29,9 @@ Arrays = Sequence[jax.Array]
 class Transport(Protocol):
     """Moves the values of numbered transfers. One instance serves one step program."""
 
+    def post(self, number: int) -> None:
+        """The values of a transfer may come from here on; the row has its RECV here."""
+
     def send(self, number: int, values: Arrays) -> None: ...
 
     def receive(self, number: int) -> Arrays: ...
@@ -117,6 +120,9 @@ class StandIns:
                         made[key] = put(_made_up(value), value.sharding)
                 self.values[number] = [made[key] for key in keys]
 
+    def post(self, number: int) -> None:
+        pass
+
     def send(self, number: int, values: Arrays) -> None:
         pass
 
@@ -161,6 +167,9 @@ class DevicePut:
 
     def begin(self, order: Sequence[int], stop: Stop) -> None:
         self.mail.begin(stop)
+
+    def post(self, number: int) -> None:
+        pass
 
     def send(self, number: int, values: Arrays) -> None:
         self.mail.put(number, values)

@@ -128,7 +128,7 @@ def test_a_rank_spread_over_processes_is_refused():
     exits, lines = run(2, "spread", devices=2)
     assert [e.code for e in exits] == [1, 1]
     for process in (0, 1):
-        assert "rank 0 of the mesh has devices of processes 0, 1" in said(lines, process)
+        assert "process 0 has parts of ranks 0, 1, and not all of each" in said(lines, process)
 
 
 def test_processes_with_different_plans_refuse_to_start():

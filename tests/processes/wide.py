@@ -2,20 +2,24 @@
 """Ranks of several processes: what `test_wide_ranks.py` runs."""
 
 import os
+import signal
 import sys
+import time
 
 from scripts import model, worst  # joins
 
 print(f"pid {os.getpid()}", flush=True)
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import octojax as octopipe
+from octojax.errors import MeshError
+from octojax.ir.lowering import transfers_of
 from octojax.processes import everyone
 
 LAYERS = 8
@@ -35,11 +39,12 @@ def specs(path: str, shape: tuple[int, ...]) -> P:
 
 
 def compiled(shape: str, schedule: str = "1f1b", zero: int = 0, **options):
-    params, loss, batch = model(LAYERS, options.pop("tied", False))
+    params, loss, batch = model(LAYERS)
+    make = options.pop("make", False)
     mesh = mesh_of(shape)
     table = "auto" if schedule == "tuned" else schedule
     step = octopipe.compile(
-        params,
+        (lambda: model(LAYERS)[0]) if make else params,
         loss,
         CLIPPED,
         batch,
@@ -82,10 +87,109 @@ def trains(shape: str, *cases: str) -> None:
             assert worst(step.params(state), params) <= 1e-5
             assert worst(step.opt_state(state), opt_state) <= 1e-5
             everything = jax.tree.map(np.asarray, (metrics, step.params(state)))
-            assert len(set(everyone(str(jax.tree.map(lambda x: x.tobytes().hex(), everything))))) == 1
+            assert (
+                len(set(everyone(str(jax.tree.map(lambda x: x.tobytes().hex(), everything))))) == 1
+            )
         step.close()
         print(case, "exact", flush=True)
     print("all equal")
+
+
+def briefly() -> None:
+    """One step, of a tied weight, with gradients and metrics of the plain model."""
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1))
+    params, loss, batch = model(4, tied=True)
+    with octopipe.compile(
+        params,
+        loss,
+        optimizer,
+        batch,
+        mesh=mesh_of("2x2x1"),
+        microbatches=3,
+        zero=1,
+        progress=False,
+    ) as step:
+        state, metrics = step(step.init(), batch)
+        (wanted, _), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
+        np.testing.assert_allclose(metrics["loss"], wanted, rtol=1e-5)
+        np.testing.assert_allclose(metrics["grad_norm"], optax.global_norm(grads), rtol=1e-5)
+        updates, _ = optimizer.update(grads, optimizer.init(params), params)
+        assert worst(step.params(state), optax.apply_updates(params, updates)) <= 1e-5
+        assert step.loss.mesh.led_ranks == {0: (0,), 2: (1,)}.get(jax.process_index(), ())
+    print("all equal")
+
+
+def layouts(folder: str) -> None:
+    """Every process makes and writes its parts; a whole program reads them, and what it wrote."""
+    step, *_, batch = compiled("2x1x2", make=True)
+    state, _ = step(step.init(), batch)
+    mine = [x for x in state.held.units if x is not None]
+    assert mine
+    assert all(2 * x.addressable_data(0).size == x.size for x in mine)
+    whole = jax.jit(lambda: model(LAYERS)[0])()
+    made = step.params(step.init())
+    assert worst(made, whole) == 0
+    step.save(f"{folder}/wide", state)
+    again = step.restore(f"{folder}/wide")
+    same = jax.tree.map(
+        np.array_equal, *((step.params(s), step.opt_state(s)) for s in (state, again))
+    )
+    assert all(jax.tree.leaves(same)), same
+    other, *_ = compiled("2x2x1", zero=3)
+    moved = other.restore(f"{folder}/wide")
+    _, metrics = step(again, batch)
+    _, as_well = other(moved, batch)
+    np.testing.assert_allclose(as_well["loss"], metrics["loss"], rtol=1e-6)
+    print("loss", float(metrics["loss"]).hex())
+    print("all equal")
+
+
+def recorded() -> None:
+    """The timeline has every action once, and is the same in every process; so is a rehearsal."""
+    step, *_, batch = compiled("2x2x1", "zb-h1")
+    state, _, timeline = step(step.init(), batch, record=True)
+    for rank, row in enumerate(step.plan.schedule.ranks):
+        assert [x.item for x in timeline.actions if x.rank == rank] == list(row)
+    assert len(timeline.transfers) == len(transfers_of(step.plan.schedule))
+    assert all(rank.peak_bytes > 0 for rank in timeline.ranks)
+    assert len(set(everyone(str(timeline)))) == 1
+    rehearsal = step.rehearse(state, batch, rounds=1)
+    assert len(set(everyone(str(rehearsal.profile)))) == 1
+    assert rehearsal.profile.machine.latency_s >= 0
+    print("all equal")
+
+
+def differ() -> None:
+    """One process has another batch; all hear of it, those of other columns too."""
+    step, *_, batch = compiled("2x2x1")
+    state = step.init()
+    odd = jax.process_index() == 3
+    with pytest.raises(MeshError, match=r"(?s)x: .*process 3 has"):
+        step(state, {name: 2 * x for name, x in batch.items()} if odd else batch)
+    step(state, batch)
+    print("all equal")
+
+
+def fail(how: str, victim: str) -> None:
+    """A process is killed, stopped, slowed, or raises in the middle of a step."""
+    step, _, _, batch = compiled("2x2x1", timeout_s=3.0)
+    state, _ = step(step.init(), batch)
+    if jax.process_index() == int(victim):
+        part = step.loss.trainer.engine.parts[0]
+        function, *rest = part.bound[3]
+
+        def broken(*values):
+            if how == "raise":
+                raise ZeroDivisionError("broken on purpose")
+            if how == "slow":
+                time.sleep(12)
+                return function(*values)
+            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            return function(*values)
+
+        part.bound[3] = (broken, *rest)
+    state, metrics = step(state, batch)
+    print("loss", float(metrics["loss"]))
 
 
 if __name__ == "__main__":
