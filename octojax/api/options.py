@@ -52,7 +52,7 @@ class Options:
 
     How it runs:
 
-    * `transport`: "auto", "device_put" or "ppermute".
+    * `transport`: "auto", "device_put", "ppermute" or "in_order"; see docs/processes.md, Transfers.
     * `passes`: how the plan is lowered: text such as "split,transfers,join,reorder,ownership", or
       a list of such text, `octojax.passes`, and callables of one's own that take a plan and
       return one. Without, they are those of `octojax.passes.pipeline.DEFAULT`; a table with SEND

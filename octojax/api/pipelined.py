@@ -39,7 +39,7 @@ from octojax.api.planning import (
 )
 from octojax.api.report import unit_bytes
 from octojax.api.state_layout import Held, StateLayout, check_alive
-from octojax.api.structure import leaves_like, listed, refuse_packed, valueless
+from octojax.api.structure import leaves_like, listed, readable, refuse_packed, valueless
 from octojax.api.tuning import tuned_plan
 from octojax.api.update_plan import trained_units, update_of
 from octojax.api.whole_batch import WholeBatch, leaves_without_rows
@@ -471,7 +471,8 @@ class PipelinedLoss:
                 f"step.init(params), or compile a function that makes the model: "
                 f"lambda: Model(config, rngs=nnx.Rngs(0))"
             )
-        return GivenLeaves(leaves_like(own if given is None else given, leaves, what))
+        values = leaves_like(own if given is None else given, leaves, what)
+        return GivenLeaves(readable(values, leaves.names))
 
     @cached_property
     def initialization(self) -> Initialization | None:
@@ -684,7 +685,7 @@ class PipelinedLoss:
             expected = Leaves(self.batch_tree, self.given.names, self.given.avals)
             leaves = leaves_like(batch, expected, "the leaves of this batch")
         self.given.check(leaves)
-        return leaves
+        return readable(leaves, self.given.names)
 
     def next_state(self, held: Held, results: Results) -> tuple[Mapping[int, jax.Array], Any]:
         """Returns carried leaves and counters as the step left them."""

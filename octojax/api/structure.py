@@ -7,6 +7,7 @@ import jax
 import jax.tree_util as tree
 import numpy as np
 
+from octojax.arrays import local
 from octojax.programs.recipe import is_packed
 from octojax.trace import Leaves, path_name
 
@@ -46,6 +47,27 @@ def leaves_like(value: Any, expected: Leaves, what: str) -> list[Any]:
             f"of the model, or compile a step for the other one"
         )
     return list(leaves)
+
+
+def readable(leaves: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """Returns values of the caller's that this process can read whole.
+
+    Of those that are the same on devices of several processes it is what its own have. Raises
+    `ValueError` listing those of which others have parts.
+    """
+    found = [local(leaf) for leaf in leaves]
+    spread = [
+        f"{name} {leaf.dtype}{list(leaf.shape)}"
+        for name, leaf in zip(names, found, strict=True)
+        if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+    ]
+    if spread:
+        raise ValueError(
+            f"{listed(f'{len(spread)} values', spread)} have parts on devices of other processes. "
+            f"Every process gives the whole value, such as a NumPy array; each puts its own part "
+            f"onto its devices. (step.init takes a reader of slices, too)"
+        )
+    return found
 
 
 def refuse_changed(rows: Iterable[tuple[str, Any, Any]]) -> None:

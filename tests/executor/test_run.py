@@ -18,6 +18,9 @@ class Passing:
     def __init__(self, transfers, timeout_s=30.0):
         self.mail = Mailboxes(transfers, timeout_s)
 
+    def post(self, number):
+        pass
+
     def send(self, number, values):
         self.mail.put(number, values)
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import octojax as octopipe
@@ -166,7 +166,17 @@ def differ() -> None:
     odd = jax.process_index() == 3
     with pytest.raises(MeshError, match=r"(?s)x: .*process 3 has"):
         step(state, {name: 2 * x for name, x in batch.items()} if odd else batch)
-    step(state, batch)
+    spread = {
+        **batch,
+        "y": jax.make_array_from_callback(
+            batch["y"].shape, NamedSharding(mesh_of("2x2x1"), P("data")), lambda i: batch["y"][i]
+        ),
+    }
+    with pytest.raises(ValueError, match=r"1 values \(y float32\[6, 8\]\) have parts on devices of"):
+        step(state, spread)
+    everywhere = NamedSharding(mesh_of("2x2x1"), P())
+    same = jax.make_array_from_callback(batch["x"].shape, everywhere, lambda i: batch["x"][i])
+    step(state, {**batch, "x": same})
     print("all equal")
 
 
