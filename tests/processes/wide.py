@@ -172,7 +172,9 @@ def differ() -> None:
             batch["y"].shape, NamedSharding(mesh_of("2x2x1"), P("data")), lambda i: batch["y"][i]
         ),
     }
-    with pytest.raises(ValueError, match=r"1 values \(y float32\[6, 8\]\) have parts on devices of"):
+    with pytest.raises(
+        ValueError, match=r"1 values \(y float32\[6, 8\]\) have parts on devices of"
+    ):
         step(state, spread)
     everywhere = NamedSharding(mesh_of("2x2x1"), P())
     same = jax.make_array_from_callback(batch["x"].shape, everywhere, lambda i: batch["x"][i])
