@@ -55,10 +55,10 @@ def readable(leaves: Sequence[Any], names: Sequence[str]) -> list[Any]:
     Of those that are the same on devices of several processes it is what its own have. Raises
     `ValueError` listing those of which others have parts.
     """
-    found = [local(leaf) for leaf in leaves]
+    values = [local(leaf) for leaf in leaves]
     spread = [
         f"{name} {leaf.dtype}{list(leaf.shape)}"
-        for name, leaf in zip(names, found, strict=True)
+        for name, leaf in zip(names, values, strict=True)
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
     ]
     if spread:
@@ -67,7 +67,7 @@ def readable(leaves: Sequence[Any], names: Sequence[str]) -> list[Any]:
             f"Every process gives the whole value, such as a NumPy array; each puts its own part "
             f"onto its devices. (step.init takes a reader of slices, too)"
         )
-    return found
+    return values
 
 
 def refuse_changed(rows: Iterable[tuple[str, Any, Any]]) -> None:
