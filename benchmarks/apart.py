@@ -33,7 +33,7 @@ def programs_s(step: Any, state: Any, batch: Any, ledger: Ledger) -> float:
     """Returns the processor seconds of one rehearsal's programs, this process' ranks': nothing of
     what the executor does between them."""
     recorder = ByProcessor(ledger)
-    step.loss.calls.run(lambda: step.loss.rehearse(state.held, batch, recorder), "rehearse")
+    step.loss.calls.run(lambda: step.loss.rehearse(state.model, batch, recorder), "rehearse")
     lowered = step.loss.lowered.step
     return sum(
         end - start
@@ -65,7 +65,7 @@ def pieces_s(
     whole = pipelined_step(step, batch)
 
     def gradients() -> Any:
-        return step.loss.run(step.loss.trainer, state.held, batch)[0].gradients
+        return step.loss.run(step.loss.trainer, state.model, batch)[0].gradients
 
     samples: dict[str, list[float]] = {}
     for _ in range(rounds + 1):

@@ -95,7 +95,7 @@ def emulate(
         for p in local
     ]
     nbytes = [4.0 * sizes[t.stage if t.kind == "F" else t.stage - 1] for t in step.transfers]
-    found = []
+    times = []
     try:
         for _ in range(steps + 1):
             barrier("emulated step")
@@ -113,11 +113,11 @@ def emulate(
                 for a in action_spans(p.rank, p.body, s)
             ]
             actions, transfers = _joined(own, moves.clock)
-            found.append(measured(plan.schedule, actions, step.transfers, transfers, nbytes))
+            times.append(measured(plan.schedule, actions, step.transfers, transfers, nbytes))
     finally:
         threads.close()
         moves.close()
-    return Emulation(tuple(found[1:]))
+    return Emulation(tuple(times[1:]))
 
 
 def _done(_: Any) -> None:

@@ -277,8 +277,8 @@ def pipeline_mesh(
                 f"mesh is of type {type(mesh).__name__}, expected a jax.sharding.Mesh with an axis "
                 f"{axis!r}, such as jax.make_mesh((2,), ({axis!r},))"
             )
-        found = PipelineMesh(Mesh(mesh.devices, mesh.axis_names), axis)
-        return found if num_ranks is None else found.take(num_ranks)
+        pipeline = PipelineMesh(Mesh(mesh.devices, mesh.axis_names), axis)
+        return pipeline if num_ranks is None else pipeline.take(num_ranks)
     at_hand = list(jax.devices() if devices is None else devices)
     wanted = len(at_hand) if num_ranks is None else num_ranks
     if wanted > len(at_hand):

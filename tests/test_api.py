@@ -141,7 +141,7 @@ def test_the_state_is_a_pytree_that_a_step_gives_away():
     again = tree.unflatten(leaves)
     new, _ = step(again, case.batch(8))
     assert new.step == 1
-    assert all(x.is_deleted() for x in state.held.units)
+    assert all(x.is_deleted() for x in state.model.units)
     # The user's own arrays are never given away.
     assert not any(x.is_deleted() for x in jax.tree.leaves(case.model))
 

@@ -203,9 +203,9 @@ def test_pytorch_51931_embedding_tied_with_the_head(schedule, ranks):
     assert relative_error(metrics["grad_norm"], optax.tree.norm(grads)) < 1e-5
     transfers = [t for t in step.loss.lowered.step.transfers if t.kind == "P"]
     assert bool(transfers) is (schedule != "zb-v")  # the V holds both uses on rank 0
-    for transfer, copies in zip(transfers, state.held.copies, strict=True):
+    for transfer, copies in zip(transfers, state.model.copies, strict=True):
         for unit, copy in zip(transfer.parts, copies, strict=True):
-            np.testing.assert_array_equal(copy, state.held.units[unit])
+            np.testing.assert_array_equal(copy, state.model.units[unit])
 
 
 def test_pytorch_180952_a_weight_used_twice_under_split_backward():

@@ -100,7 +100,7 @@ def test_bytes_of_parameters_on_a_device():
     with compiled(mesh_of(2, 1, 2), SPECS) as step:
         held = [
             sum(s.data.nbytes for u in units for s in u.addressable_shards if s.device == device)
-            for units in [step.init().held.units]
+            for units in [step.init().model.units]
             for device in (r.devices[0] for r in step.loss.mesh.ranks)
         ]
         assert list(step.report.device_bytes) == held

@@ -20,15 +20,15 @@ def adopt(step: "TrainStep", state: "TrainState", reset_optimizer: bool) -> "Tra
             "this training state was pickled, and does not know any more how it lies on its "
             "devices. Adopt it in the process that made it, or use step.save and step.restore"
         )
-    params, module_state = layout.gathered(state.held), layout.gathered(state.held, state=True)
+    params, module_state = layout.gathered(state.model), layout.gathered(state.model, state=True)
     source = step.loss.source(params, module_state)  # another model comes first among the reasons
     if not reset_optimizer:
         _check_optimizer(step.origin, origin)
-    held = step.loss.place(source)
+    model = step.loss.place(source)
     if reset_optimizer:
-        return step.renewed(held, step.first_opt_state(held), state.step)
+        return step.renewed(model, step.first_opt_state(model), state.step)
     tree = opt_state_of(update, state.opt_state, layout)
-    return step.renewed(held, step.update.scatter(tree), state.step)
+    return step.renewed(model, step.update.scatter(tree), state.step)
 
 
 def _check_optimizer(mine: Origin, theirs: Origin) -> None:

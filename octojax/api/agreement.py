@@ -51,15 +51,15 @@ def _programs(distributed: Distributed) -> str:
 
 def _numbers(distributed: Distributed) -> str:
     """The scalars in the programs, each once: learning rates, decays."""
-    found: dict[str, None] = {}
+    numbers: dict[str, None] = {}
     for phase in distributed.phases:
         for program in phase.every_program:
             for eqn in program.jaxpr.jaxpr.eqns:
                 for atom in eqn.invars:
                     value = getattr(atom, "val", None)
                     if value is not None and np.ndim(value) == 0:
-                        found[f"{float(np.real(np.asarray(value, np.complex128))):.6g}"] = None
-    return " ".join(found)
+                        numbers[f"{float(np.real(np.asarray(value, np.complex128))):.6g}"] = None
+    return " ".join(numbers)
 
 
 class Stamp:

@@ -39,13 +39,13 @@ def value_and_grad(
     """
     with call("compile"), compat.jit_enabled(), compat.without_mesh() as callers:
         pure = adapt(params, loss_fn)
-        chosen = options_of(model or pure.example(params), **options)
-        if chosen.zero:
+        settings = options_of(model or pure.example(params), **options)
+        if settings.zero:
             raise ValueError(
-                f"zero={chosen.zero} spreads what octopipe.compile keeps between steps; "
+                f"zero={settings.zero} spreads what octopipe.compile keeps between steps; "
                 f"value_and_grad keeps nothing. Leave zero= out"
             )
-        loss = PipelinedLoss(pure, batch, chosen, mesh, callers=callers)
+        loss = PipelinedLoss(pure, batch, settings, mesh, callers=callers)
         if loss.mesh.spans_processes:
             raise MeshError(
                 "octopipe.value_and_grad gives gradients where the parameters lie, and this mesh "
@@ -71,14 +71,14 @@ class PipelinedGradient:
         loss, now = self.loss, adapt(params, self.loss_fn)
 
         def work() -> tuple[Any, Any, Any]:
-            held = loss.place(loss.source(now.params, now.state))
+            model = loss.place(loss.source(now.params, now.state))
             values = jax.tree.leaves((now.params, now.state))
-            results, value, aux = loss.run(loss.trainer, held, batch, values=values)
+            results, value, aux = loss.run(loss.trainer, model, batch, values=values)
             return value, aux, loss.tree(loss.filled(results))
 
         with call("value_and_grad"):
-            value, aux, found = loss.calls.run(work, "value_and_grad")
-        grads = jax.tree.map(_beside, like(found, now.params), now.params)
+            value, aux, gradients = loss.calls.run(work, "value_and_grad")
+        grads = jax.tree.map(_on_same_devices, like(gradients, now.params), now.params)
         return ((value, aux) if self.has_aux else value), grads
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class PipelinedGradient:
         self.close()
 
 
-def _beside(gradient: jax.Array, param: Any) -> jax.Array:
+def _on_same_devices(gradient: jax.Array, param: Any) -> jax.Array:
     if isinstance(param, jax.Array):
         return jax.device_put(gradient, param.sharding)
     return jax.device_put(gradient, jax.devices()[0])

@@ -90,14 +90,14 @@ class Initialization:
             value = self._value(atom)
             rows = [value if p.row is None else value[p.row] for p in parts]
             return [fresh(raw(x), p.where) for x, p in zip(rows, parts, strict=True)]
-        made: dict[Sharding, jax.Array] = {}
+        wholes: dict[Sharding, jax.Array] = {}
         placed = []
         for part in parts:
             home = self._home(part.where)
             whole = home if part.row is None else _of_stack(home)
-            if whole not in made:
-                made[whole] = self._made(atom, whole)
-            value = made[whole] if part.row is None else self._take(home)(made[whole], part.row)
+            if whole not in wholes:
+                wholes[whole] = self._whole_leaf(atom, whole)
+            value = wholes[whole] if part.row is None else self._take(home)(wholes[whole], part.row)
             own = home == part.where and (part.row is not None or len(parts) == 1)
             placed.append(value if own else fresh(value, part.where))
         return placed
@@ -112,10 +112,10 @@ class Initialization:
             form = (tuple(where.mesh.shape.items()), tuple(where.spec))
         return self._homes.setdefault(form, where)
 
-    def _made(self, atom: Var, where: Sharding) -> jax.Array:
+    def _whole_leaf(self, atom: Var, where: Sharding) -> jax.Array:
         if _is_narrow(stored(atom.aval).shape, where):
             assert isinstance(where, NamedSharding)
-            whole = self._made(atom, NamedSharding(where.mesh, PartitionSpec()))
+            whole = self._whole_leaf(atom, NamedSharding(where.mesh, PartitionSpec()))
             return put(whole, where)
         inputs, closed = self._program(atom)
         name = digest(closed), where
@@ -123,12 +123,14 @@ class Initialization:
             avals = [v.aval for v in inputs]
 
             def function(*values: Any) -> jax.Array:
-                given = [unstored(x, a) for x, a in zip(values, avals, strict=True)]
-                return raw(evaluate(closed, given, None)[0])
+                operands = [unstored(x, a) for x, a in zip(values, avals, strict=True)]
+                return raw(evaluate(closed, operands, None)[0])
 
             self._functions[name] = jax.jit(function, out_shardings=where)
-        made = self._functions[name](*(np.asarray(raw(self._value(v))) for v in inputs))
-        return jax.block_until_ready(made)  # one at a time: a program's own values take memory, too
+        value = self._functions[name](*(np.asarray(raw(self._value(v))) for v in inputs))
+        return jax.block_until_ready(
+            value
+        )  # one at a time: a program's own values take memory, too
 
     def _take(self, where: Sharding) -> Callable[[jax.Array, int], jax.Array]:
         """The program that takes a row of a stacked leaf."""
@@ -153,9 +155,9 @@ class Initialization:
             reads = self._flat.eqns[at].invars
             todo += [v for v in reads if isinstance(v, Var) and not self._is_seed(v)]
         eqns = [self._flat.eqns[at] for at in sorted(needed)]
-        written = {v for eqn in eqns for v in eqn.outvars}
+        outputs = {v for eqn in eqns for v in eqn.outvars}
         reads = [v for eqn in eqns for v in eqn.invars if isinstance(v, Var)]
-        inputs = list(dict.fromkeys(v for v in reads if v not in written))
+        inputs = list(dict.fromkeys(v for v in reads if v not in outputs))
         return inputs, compat.new_jaxpr(inputs, [atom], eqns)
 
     # ------------------------------------------------------------------ seeds
@@ -165,10 +167,10 @@ class Initialization:
         """The variables that integers alone lead to, which are the same in any program."""
         exact: set[Var] = {v for v in self._flat.constvars if _is_whole(v.aval)}
         for eqn in self._flat.eqns:
-            known = all(_is_whole(x.aval) for x in eqn.invars if isinstance(x, Literal)) and all(
-                x in exact for x in eqn.invars if isinstance(x, Var)
-            )
-            if known and not eqn.effects and all(map(_is_whole, _avals(eqn))):
+            literals_exact = all(
+                _is_whole(x.aval) for x in eqn.invars if isinstance(x, Literal)
+            ) and all(x in exact for x in eqn.invars if isinstance(x, Var))
+            if literals_exact and not eqn.effects and all(map(_is_whole, _avals(eqn))):
                 exact.update(eqn.outvars)
         return frozenset(exact)
 
@@ -192,8 +194,8 @@ class Initialization:
             if missing:
                 todo += missing
                 continue
-            given = [x.val if isinstance(x, Literal) else self._values[x] for x in eqn.invars]
-            results = compat.bind_here(eqn, given, eqn.params)
+            operands = [x.val if isinstance(x, Literal) else self._values[x] for x in eqn.invars]
+            results = compat.bind_here(eqn, operands, eqn.params)
             self._values.update(zip(eqn.outvars, results, strict=True))
         return self._values[atom]
 

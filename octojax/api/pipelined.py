@@ -38,7 +38,7 @@ from octojax.api.planning import (
     refuse_with_auto,
 )
 from octojax.api.report import unit_bytes
-from octojax.api.state_layout import Held, StateLayout, check_alive
+from octojax.api.state_layout import ModelValues, StateLayout, check_alive
 from octojax.api.structure import leaves_like, listed, readable, refuse_packed, valueless
 from octojax.api.tuning import tuned_plan
 from octojax.api.update_plan import trained_units, update_of
@@ -155,7 +155,7 @@ class PipelinedLoss:
         count = options.microbatches or (table.num_microbatches if table is not None else 1)
         paths, self.batch_tree = jax.tree_util.tree_flatten_with_path(batch)
         names = [path_name(path) or "the batch" for path, _ in paths]
-        self.given: Microbatches = plan_microbatches(
+        self.split: Microbatches = plan_microbatches(
             [leaf for _, leaf in paths],
             names,
             count,
@@ -164,7 +164,7 @@ class PipelinedLoss:
         )
         axes = self.mesh.mesh.axis_names
         with explained(axes):
-            self.whole = WholeBatch(pure, self.given, self.batch_tree, options)
+            self.whole = WholeBatch(pure, self.split, self.batch_tree, options)
         first = self.whole.first
         for part in filter(None, (first.traced.flat, first.evaluate)):
             check_shardings(part, axes, (self.mesh.axis, DATA_AXIS))
@@ -172,7 +172,7 @@ class PipelinedLoss:
         self.batch: Microbatches = self.whole.batch
         if options.schedule == "auto" and options.plan is None:
             refuse_with_auto(options)
-            plan = tuned_plan(pure, self.given, self.batch_tree, self.mesh, options, optimizer)
+            plan = tuned_plan(pure, self.split, self.batch_tree, self.mesh, options, optimizer)
             self.options = options = replace(options, plan=plan)
         table = choose_schedule(options, self.mesh.num_ranks, count)
         self._min_layers = layers_wanted(options, table)
@@ -269,10 +269,10 @@ class PipelinedLoss:
     def _warn_of_put_in(self) -> None:
         """Says once which gradients a rule makes of no cotangent, where several are added up."""
         units, pieces = self.staged.units, self.batch.count * self.batch.shards
-        found = put_in_units(self.stages[0]) if pieces > 1 else frozenset()
-        if not found:
+        put_in = put_in_units(self.stages[0]) if pieces > 1 else frozenset()
+        if not put_in:
             return
-        names = sorted({self.staged.traced.params.names[units[u].leaf] for u in found})
+        names = sorted({self.staged.traced.params.names[units[u].leaf] for u in put_in})
         text = (
             f"the gradients of {', '.join(names)} do not depend on the loss: a derivative rule "
             f"(jax.custom_vjp) puts them in. Those of the {pieces} microbatches and shards of the "
@@ -329,8 +329,8 @@ class PipelinedLoss:
     @property
     def timeout_s(self) -> float:
         """How long any wait in a step lasts: the option, or what the processes were given."""
-        given = self.options.timeout_s
-        return step_timeout_s() if given is None else given
+        option = self.options.timeout_s
+        return step_timeout_s() if option is None else option
 
     def close(self, what: str = "this step") -> None:
         """Ends threads and transports, after the calls that were made before."""
@@ -451,27 +451,29 @@ class PipelinedLoss:
             (params, traced.params, self.pure.params, "the parameters", 0),
             (state, traced.state, self.pure.state, "the leaves of module state", first),
         )
-        found = [
-            (self._source(given, leaves, own, what, at), len(leaves))
-            for given, leaves, own, what, at in parts
+        sources = [
+            (self._source(values, leaves, own, what, at), len(leaves))
+            for values, leaves, own, what, at in parts
         ]
-        return JoinedLeaves((*found, (GivenLeaves(constants), len(constants))))
+        return JoinedLeaves((*sources, (GivenLeaves(constants), len(constants))))
 
-    def _source(self, given: Any, leaves: Leaves, own: Any, what: str, first: int) -> LeafSource:
-        if given is None and self.initialization is not None:
+    def _source(
+        self, user_values: Any, leaves: Leaves, own: Any, what: str, first: int
+    ) -> LeafSource:
+        if user_values is None and self.initialization is not None:
             return Tail(self.initialization, first)
-        if given is not None and is_constructor(given):
-            reader = ReadLeaves(given, leaves, what)
+        if user_values is not None and is_constructor(user_values):
+            reader = ReadLeaves(user_values, leaves, what)
             reader.check()
             return reader
-        if given is None and (missing := valueless(own)):
+        if user_values is None and (missing := valueless(own)):
             raise ValueError(
                 f"the model was compiled from shapes, and has no values for {what}: "
                 f"{listed(f'{len(missing)} leaves', missing)}. Give them, or a reader, as in "
                 f"step.init(params), or compile a function that makes the model: "
                 f"lambda: Model(config, rngs=nnx.Rngs(0))"
             )
-        values = leaves_like(own if given is None else given, leaves, what)
+        values = leaves_like(own if user_values is None else user_values, leaves, what)
         return GivenLeaves(readable(values, leaves.names))
 
     @cached_property
@@ -482,17 +484,17 @@ class PipelinedLoss:
         traced = self.staged.traced
         return Initialization(self.pure.make, (*traced.params.names, *traced.state.names))
 
-    def place(self, source: LeafSource) -> Held:
+    def place(self, source: LeafSource) -> ModelValues:
         """Returns parameters and module state on the devices of their ranks."""
         return self.calls.run(
             lambda: self.with_copies(self.placed(source)), "the placement of parameters"
         )
 
-    def with_copies(self, held: Held) -> Held:
-        """Returns `held` with what its ranks keep of others' parameters. All processes call it."""
-        return replace(held, copies=self.copies(held.units))
+    def with_copies(self, model: ModelValues) -> ModelValues:
+        """Returns `model` with what its ranks keep of others' parameters. All processes call it."""
+        return replace(model, copies=self.copies(model.units))
 
-    def placed(self, source: LeafSource) -> Held:
+    def placed(self, source: LeafSource) -> ModelValues:
         """Returns every part that a rank of this process keeps, but for copies: see
         `with_copies`. No other part is asked for."""
         ranks, here = self.mesh.ranks, self.mesh.local_ranks
@@ -525,7 +527,7 @@ class PipelinedLoss:
             units[u] = next(values)
         held_state = {leaf.index: next(values) for leaf in carried}
         counters = tuple(tuple(next(values) for _ in self._model.count_reads) for _ in here)
-        return Held(tuple(units), (), held_state, counters)
+        return ModelValues(tuple(units), (), held_state, counters)
 
     @property
     def count_reads(self) -> tuple[Ref, ...]:
@@ -551,17 +553,17 @@ class PipelinedLoss:
         if not several() or not self.options.compare_values:
             return
         facts: dict[str, str] = {}
-        made = self.initialization
-        if made is not None and (params is None or state is None):
-            facts["the function that makes the model"] = made.fact
+        maker = self.initialization
+        if maker is not None and (params is None or state is None):
+            facts["the function that makes the model"] = maker.fact
         traced, pure = self.staged.traced, self.pure
-        for given, own, leaves, what in (
+        for tree, own, leaves, what in (
             (params, pure.params, traced.params, "the parameters"),
             (state, pure.state, traced.state, "the leaves of module state"),
         ):
-            if is_constructor(given) or (given is None and made is not None):
+            if is_constructor(tree) or (tree is None and maker is not None):
                 continue
-            values = leaves_like(own if given is None else given, leaves, what)
+            values = leaves_like(own if tree is None else tree, leaves, what)
             facts.update(value_facts(leaves.names, values))
         agree(facts, topic, REMEDY)
 
@@ -590,7 +592,7 @@ class PipelinedLoss:
     def run(
         self,
         runner: "Runner",
-        held: Held,
+        model: ModelValues,
         batch: Any,
         record: Recorder | None = None,
         values: Sequence[Any] = (),
@@ -599,41 +601,43 @@ class PipelinedLoss:
 
         Several processes compare the batch, and `values` with it; see `octojax.api.agreement`.
         """
-        return self.calls.run(lambda: self._run(runner, held, batch, record, values), "a step")
+        return self.calls.run(lambda: self._run(runner, model, batch, record, values), "a step")
 
     def _run(
         self,
         runner: "Runner",
-        held: Held,
+        model: ModelValues,
         batch: Any,
         record: Recorder | None,
         values: Sequence[Any],
     ) -> tuple[Results, Any, Any]:
-        inputs = self._inputs(runner, held, batch)
+        inputs = self._inputs(runner, model, batch)
         stamp = None if self.share is None else self._stamp([*inputs[-1], *values])
         results = runner.engine.run(*inputs, record, self.calls.stop)
-        known = results.emits if stamp is None else self._everywhere(runner, results, stamp)
-        emits = [known[e] for e in range(self.staged.traced.num_emits)]
+        by_leaf = results.emits if stamp is None else self._everywhere(runner, results, stamp)
+        emits = [by_leaf[e] for e in range(self.staged.traced.num_emits)]
         for (emit, rank), aval in runner.engine.added.items():
             term = self.layout.from_owner(results.terms.get((emit, rank)), rank, aval)
             emits[emit] = emits[emit] + jax.device_put(term, emits[emit].sharding)
         return results, emits[0], self.staged.traced.aux.unflatten(emits[1:])
 
-    def rehearse(self, held: Held, batch: Any, record: Recorder) -> None:
+    def rehearse(self, model: ModelValues, batch: Any, record: Recorder) -> None:
         """Runs a step without transfers, every rank by itself; see `Engine.rehearse`."""
-        inputs = self._inputs(self.trainer, held, batch)
+        inputs = self._inputs(self.trainer, model, batch)
         self.trainer.engine.rehearse(*inputs, record, self.calls.stop)
 
-    def _inputs(self, runner: "Runner", held: Held, batch: Any) -> tuple[Any, Any, Any, Any]:
+    def _inputs(
+        self, runner: "Runner", model: ModelValues, batch: Any
+    ) -> tuple[Any, Any, Any, Any]:
         """What an engine wants: parameters, carried state, counters, and the batch's leaves."""
         leaves = self.batch_leaves(batch)
-        check_alive(held)
-        flat = [*held.units, *chain.from_iterable(held.copies)]
+        check_alive(model)
+        flat = [*model.units, *chain.from_iterable(model.copies)]
         params = [[flat[i] for i in where] for where in runner.sources]
         if self._coefficients is not None:
             placed = jax.device_put([raw(jnp.asarray(x)) for x in leaves], self._first_device)
             leaves = [*leaves, *self._coefficients(*placed)]
-        return params, [held.carried] * len(runner.sources), held.counters, leaves
+        return params, [model.carried] * len(runner.sources), model.counters, leaves
 
     @property
     def _first_device(self) -> jax.sharding.Sharding:
@@ -647,7 +651,7 @@ class PipelinedLoss:
         evaluate = self.whole.evaluate
         if evaluate is None:
             return None
-        avals = self.given.avals
+        avals = self.split.avals
         shapes = [
             jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=self._first_device)
             for a in map(stored, avals)
@@ -682,22 +686,24 @@ class PipelinedLoss:
     def batch_leaves(self, batch: Any) -> list[Any]:
         leaves, tree = jax.tree.flatten(batch)
         if tree != self.batch_tree:
-            expected = Leaves(self.batch_tree, self.given.names, self.given.avals)
+            expected = Leaves(self.batch_tree, self.split.names, self.split.avals)
             leaves = leaves_like(batch, expected, "the leaves of this batch")
-        self.given.check(leaves)
-        return readable(leaves, self.given.names)
+        self.split.check(leaves)
+        return readable(leaves, self.split.names)
 
-    def next_state(self, held: Held, results: Results) -> tuple[Mapping[int, jax.Array], Any]:
+    def next_state(
+        self, before: ModelValues, results: Results
+    ) -> tuple[Mapping[int, jax.Array], Any]:
         """Returns carried leaves and counters as the step left them."""
-        model = self._model
-        places = [model.count_reads.index(Ref(Role.STATE, leaf)) for leaf in model.counters]
+        counting = self._model
+        places = [counting.count_reads.index(Ref(Role.STATE, leaf)) for leaf in counting.counters]
         counters = []
-        for old, new in zip(held.counters, results.counters, strict=True):
+        for old, new in zip(before.counters, results.counters, strict=True):
             values = list(old)
             for place, value in zip(places, new, strict=True):
                 values[place] = value
             counters.append(tuple(values))
-        return {**held.carried, **results.state}, tuple(counters)
+        return {**before.carried, **results.state}, tuple(counters)
 
     # ------------------------------------------------------------------ back to the user's trees
 

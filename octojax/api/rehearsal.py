@@ -11,7 +11,7 @@ from typing import Any
 
 import optax
 
-from octojax.api.pipelined import Held, PipelinedLoss
+from octojax.api.pipelined import ModelValues, PipelinedLoss
 from octojax.executor.recorded import Ledger, Recorder, action_times
 from octojax.ir import Action, Kind, Machine, Plan, Profile, Timeline, parse_action
 from octojax.jaxprs.count import operations
@@ -61,7 +61,7 @@ class Rehearsal:
 
 def rehearse(
     loss: PipelinedLoss,
-    held: Held,
+    model: ModelValues,
     batch: Any,
     optimizer: optax.GradientTransformation | None,
     rounds: int,
@@ -74,7 +74,7 @@ def rehearse(
     for _ in range(rounds + 1):
         recorder = Recorder(ledger)
         barrier("rehearsal")
-        loss.rehearse(held, batch, recorder)
+        loss.rehearse(model, batch, recorder)
         steps.append(
             [(r, str(a), seconds) for r, a, seconds in action_times(recorder, loss.lowered)]
         )

@@ -74,7 +74,7 @@ def _rows(step: "TrainStep") -> list[Row]:
 
 def _shards(step: "TrainStep", state: "TrainState", rows: Sequence[Row]) -> Iterator[Shard]:
     """What this process holds of every leaf, and nobody else brings."""
-    loss, held = step.loss, state.held
+    loss, model = step.loss, state.model
     staged, here = loss.staged, loss.mesh.local_ranks
     names = {root: [r.name for r in rows if r.name[0] == root] for root in (PARAMS, MODULE_STATE)}
     leaves = [*names[PARAMS], *names[MODULE_STATE]]
@@ -84,15 +84,15 @@ def _shards(step: "TrainStep", state: "TrainState", rows: Sequence[Row]) -> Iter
     def shards(leaf: int, row: int | None, value: Any, aval: Any) -> Iterator[Shard]:
         name = leaves[leaf]
         start = (0,) * ndim[name] if row is None else (row, *(0,) * (ndim[name] - 1))
-        kept = value if is_key(aval) else unstored(value, aval)
-        yield from shards_of(kept, start, None if row is None else 0, name)
+        array = value if is_key(aval) else unstored(value, aval)
+        yield from shards_of(array, start, None if row is None else 0, name)
 
-    for unit, value, aval in zip(staged.units, held.units, staged.unit_avals, strict=True):
+    for unit, value, aval in zip(staged.units, model.units, staged.unit_avals, strict=True):
         if value is not None and unit.leaf < len(leaves):
             yield from shards(unit.leaf, unit.index, value, aval)
-    changing = dict(held.carried)
+    changing = dict(model.carried)
     if here[0] == 0:  # every rank has the counters: the first one brings them
-        for ref, value in zip(loss.count_reads, held.counters[0], strict=True):
+        for ref, value in zip(loss.count_reads, model.counters[0], strict=True):
             if ref.role is Role.STATE:
                 changing[ref.index] = value
     for k, value in sorted(changing.items()):
@@ -130,7 +130,7 @@ def restore(step: "TrainStep", path: str | Path) -> tuple[Any, Any, int]:
     count = jax.process_count() if processes.several() else 1
     error: Exception | None = None
     mine, number = "", 0
-    held: Any = None
+    model: Any = None
     opt_state: Any = None
     try:
         with (
@@ -139,15 +139,17 @@ def restore(step: "TrainStep", path: str | Path) -> tuple[Any, Any, int]:
         ):
             number = stored.index.step
             mine = f"step {number} ({stored.digest})"
-            held, opt_state = _placed(step, stored)
+            model, opt_state = _placed(step, stored)
     except Exception as raised:
         error = raised
-    told = processes.everyone(f"{type(error).__name__}: {error}" if error else mine, "step.restore")
+    texts = processes.everyone(
+        f"{type(error).__name__}: {error}" if error else mine, "step.restore"
+    )
     if error is not None:
         raise error
-    others = [f"process {p}: {text}" for p, text in enumerate(told) if text != mine]
-    if others and all(text.startswith("step ") for text in told):
-        each = ", ".join(f"process {p} has {text}" for p, text in enumerate(told))
+    others = [f"process {p}: {text}" for p, text in enumerate(texts) if text != mine]
+    if others and all(text.startswith("step ") for text in texts):
+        each = ", ".join(f"process {p} has {text}" for p, text in enumerate(texts))
         raise MeshError(
             f"the processes have read different checkpoints ({each}), this one from {path}. Every "
             f"process must read the same checkpoint: give a path that all see"
@@ -157,7 +159,7 @@ def restore(step: "TrainStep", path: str | Path) -> tuple[Any, Any, int]:
             f"this process has read {mine} from {path}, but {'; '.join(others)}. Every process "
             f"must read the same checkpoint: give a path that all see"
         )
-    return step.loss.with_copies(held), opt_state, number
+    return step.loss.with_copies(model), opt_state, number
 
 
 def _placed(step: "TrainStep", stored: StoredTrees) -> tuple[Any, Any]:

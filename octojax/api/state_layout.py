@@ -19,7 +19,7 @@ from octojax.trace import Leaves
 
 
 @dataclass(frozen=True)
-class Held:
+class ModelValues:
     """Everything that a pipelined loss keeps on devices between steps.
 
     `units[u]` is parameter unit u on its owner's devices (PRNG keys as integers), `copies[i]`
@@ -34,7 +34,7 @@ class Held:
 
 
 jax.tree_util.register_dataclass(
-    Held, data_fields=["units", "copies", "carried", "counters"], meta_fields=[]
+    ModelValues, data_fields=["units", "copies", "carried", "counters"], meta_fields=[]
 )
 
 
@@ -58,25 +58,25 @@ class StateLayout:
     homes: Mapping[int, int]
     count_reads: tuple[Ref, ...]
 
-    def gathered(self, held: Held, state: bool = False) -> Any:
-        """Returns the parameters, or module state, of `held` in the user's tree on one device.
+    def gathered(self, model: ModelValues, state: bool = False) -> Any:
+        """Returns the parameters, or module state, of `model` in the user's tree on one device.
 
         Several processes: all of them call this, and each gets everything.
         """
-        check_alive(held)
+        check_alive(model)
         where = self._first
         units = [
             unstored(fresh(x, where), aval)
-            for x, aval in zip(self.gathered_units(held.units), self.unit_avals, strict=True)
+            for x, aval in zip(self.gathered_units(model.units), self.unit_avals, strict=True)
         ]
         leaves = self._leaves(units, state)
         if not state:
             return self.params.unflatten(leaves)
         changing: dict[int, Any] = {
-            k: self.from_owner(held.carried.get(k), home, stored(self.state_units[k].aval))
+            k: self.from_owner(model.carried.get(k), home, stored(self.state_units[k].aval))
             for k, home in self.homes.items()
         }
-        for ref, value in zip(self.count_reads, held.counters[0], strict=True):
+        for ref, value in zip(self.count_reads, model.counters[0], strict=True):
             if ref.role is Role.STATE:
                 changing[ref.index] = value
         rows: dict[int, list[Any]] = {}
@@ -132,21 +132,21 @@ class StateLayout:
         return self.mesh.home
 
 
-def check_alive(held: Held) -> None:
+def check_alive(model: ModelValues) -> None:
     """Raises `ValueError` for a state whose buffers a step has taken over."""
-    if any(isinstance(unit, compat.Tracer) for unit in held.units):
+    if any(isinstance(unit, compat.Tracer) for unit in model.units):
         raise TypeError(
             "a pipelined step was called inside jax.jit or another transformation. It is "
             "compiled already and runs programs on several devices: call it as it is"
         )
-    kinds = {type(u).__name__ for u in held.units if not (u is None or isinstance(u, jax.Array))}
+    kinds = {type(u).__name__ for u in model.units if not (u is None or isinstance(u, jax.Array))}
     if kinds:
         raise ValueError(
             f"the values of this training state are of type {', '.join(sorted(kinds))}: they left "
             f"the devices of their ranks (jax.device_get, jax.tree.map). Bring back parameters "
             f"with step.init(params), a whole state with step.save and step.restore"
         )
-    if any(unit is not None and unit.is_deleted() for unit in held.units):
+    if any(unit is not None and unit.is_deleted() for unit in model.units):
         raise ValueError(
             "this training state was given to an earlier step, which took over its buffers. Go "
             "on with the state that the step returned: state, metrics = step(state, batch). If "

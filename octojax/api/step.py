@@ -16,7 +16,7 @@ from octojax.api.opt_state import opt_state_of, with_hyperparams
 from octojax.api.optimizer_bytes import optimizer_bytes_per_rank
 from octojax.api.options import options_of
 from octojax.api.origin import Origin, origin_of
-from octojax.api.pipelined import Held, PipelinedLoss
+from octojax.api.pipelined import ModelValues, PipelinedLoss
 from octojax.api.reference import per_microbatch, reference
 from octojax.api.rehearsal import Rehearsal, rehearse
 from octojax.api.report import StepReport, report
@@ -42,33 +42,33 @@ from octojax.update.state import piece_aval
 class TrainState:
     """Parameters, module state and optimizer state, each on its rank's devices; a pytree.
 
-    `step` counts the calls that made it. `origin` is that of the step that it fits. A step gives
-    away the buffers of the state it gets.
+    `step` counts the calls that made it. `origin` is that of the step that it fits. A step takes
+    over the buffers of the state it gets (donation).
     """
 
-    held: Held
+    model: ModelValues
     opt_state: Any
     step: int
     origin: Origin
 
     def __repr__(self) -> str:
-        kept = [jax.tree.leaves(x) for x in (self.held.units, self.opt_state)]
-        arrays, optimizer = (sum(getattr(x, "nbytes", 0) for x in leaves) for leaves in kept)
+        groups = [jax.tree.leaves(x) for x in (self.model.units, self.opt_state)]
+        arrays, optimizer = (sum(getattr(x, "nbytes", 0) for x in leaves) for leaves in groups)
         return line("TrainState", "", (
             f"step {self.step}",
-            f"{count(len(kept[0]), 'array')} of the model ({arrays:,} bytes)",
-            f"{count(len(kept[1]), 'array')} of the optimizer ({optimizer:,} bytes)",
+            f"{count(len(groups[0]), 'array')} of the model ({arrays:,} bytes)",
+            f"{count(len(groups[1]), 'array')} of the optimizer ({optimizer:,} bytes)",
             "" if self.is_alive() else "whose buffers a later step has taken over",
         ))  # fmt: skip
 
     def is_alive(self) -> bool:
         """Whether no step has taken over its buffers."""
-        leaves = jax.tree.leaves((self.held.units, self.opt_state))
+        leaves = jax.tree.leaves((self.model.units, self.opt_state))
         return not any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves)
 
 
 jax.tree_util.register_dataclass(
-    TrainState, data_fields=["held", "opt_state"], meta_fields=["step", "origin"]
+    TrainState, data_fields=["model", "opt_state"], meta_fields=["step", "origin"]
 )
 
 
@@ -108,8 +108,8 @@ class TrainStep:
 
     def __repr__(self) -> str:
         devices = [str(device) for rank in self.loss.mesh.ranks for device in rank.devices]
-        shown = devices if len(devices) <= 4 else [*devices[:2], "...", devices[-1]]
-        return line("TrainStep", "", (f"on {' '.join(shown)}", repr(self.plan)))
+        listed = devices if len(devices) <= 4 else [*devices[:2], "...", devices[-1]]
+        return line("TrainStep", "", (f"on {' '.join(listed)}", repr(self.plan)))
 
     def _repr_html_(self) -> str | None:
         return picture(self.plan)
@@ -163,8 +163,8 @@ class TrainStep:
         with call("init"):
             source = self.loss.source(params, state)
             self.loss.agree_on(params, state, "the first parameters")
-            held = self.loss.place(source)
-            return self.renewed(held, self.first_opt_state(held), 0)
+            model = self.loss.place(source)
+            return self.renewed(model, self.first_opt_state(model), 0)
 
     @_alike("adoption of step")
     def adopt(self, state: TrainState, *, reset_optimizer: bool = False) -> TrainState:
@@ -181,16 +181,16 @@ class TrainStep:
         _expect_kind(state)
         return self.loss.calls.run(lambda: adopt(self, state, reset_optimizer), "adopt")
 
-    def first_opt_state(self, held: Held) -> Any:
+    def first_opt_state(self, model: ModelValues) -> Any:
         """Returns what `optimizer.init` makes of the parameters, on the ranks."""
         loss = self.loss
         return loss.calls.run(
-            lambda: self.update.init(self._optimized(held.units), loss.calls.stop), "init"
+            lambda: self.update.init(self._optimized(model.units), loss.calls.stop), "init"
         )
 
-    def renewed(self, held: Held, opt_state: Any, count: int) -> TrainState:
+    def renewed(self, model: ModelValues, opt_state: Any, count: int) -> TrainState:
         """Returns a training state of this step after `count` calls."""
-        return TrainState(held, opt_state, count, self.origin)
+        return TrainState(model, opt_state, count, self.origin)
 
     @overload
     def __call__(
@@ -216,8 +216,8 @@ class TrainStep:
             return self._step(state, batch, None)
         recorder = Recorder(self._ledger)
         new, metrics = self._step(state, batch, recorder)
-        if self._ledger.beside is None:
-            self._ledger.beside = optimizer_bytes_per_rank(self.loss, new.opt_state)
+        if self._ledger.extra_bytes is None:
+            self._ledger.extra_bytes = optimizer_bytes_per_rank(self.loss, new.opt_state)
         return (
             new,
             metrics,
@@ -229,20 +229,20 @@ class TrainStep:
     ) -> tuple[TrainState, dict[str, Any]]:
         self._expect_state(state)
         loss = self.loss
-        results, value, aux = loss.run(loss.trainer, state.held, batch, recorder)
-        carried, counters = loss.next_state(state.held, results)
+        results, value, aux = loss.run(loss.trainer, state.model, batch, recorder)
+        carried, counters = loss.next_state(state.model, results)
         gradients, extra = self._gradients(results), self._extra(value)
-        params, others = self._optimized(state.held.units), dict(enumerate(state.held.units))
+        params, others = self._optimized(state.model.units), dict(enumerate(state.model.units))
         loss.calls.stop.commit()  # from here on the buffers of `state` are taken over
         self._newest = None
         try:
             new, opt_state, scalars, copies = self.update.apply(
                 params, gradients, state.opt_state, extra, others, loss.calls.stop, recorder
             )
-            units: list[Any] = list(state.held.units)
+            units: list[Any] = list(state.model.units)
             for unit, value_ in zip(loss.trained, new, strict=True):
                 units[unit] = value_
-            held = Held(tuple(units), copies, carried, counters)
+            model = ModelValues(tuple(units), copies, carried, counters)
             if loss.share is not None:
                 loss.trainer.engine.transport.drain()
         except Exception as error:
@@ -250,7 +250,7 @@ class TrainStep:
         metrics = {"loss": value, "grad_norm": local(scalars[GRAD_NORM])}
         if jax.tree.leaves(aux):
             metrics["aux"] = aux
-        self._newest = self.renewed(held, opt_state, state.step + 1), metrics
+        self._newest = self.renewed(model, opt_state, state.step + 1), metrics
         return self._newest
 
     def recover(self) -> tuple[TrainState, dict[str, Any]]:
@@ -299,7 +299,7 @@ class TrainStep:
         """
         self._expect_state(state)
         return self.loss.calls.run(
-            lambda: rehearse(self.loss, state.held, batch, self.optimizer, rounds, machine),
+            lambda: rehearse(self.loss, state.model, batch, self.optimizer, rounds, machine),
             "rehearse",
         )
 
@@ -309,7 +309,7 @@ class TrainStep:
         self._expect_state(state)
         loss = self.loss
         _, value, aux = loss.calls.run(
-            lambda: loss.run(loss.evaluator, state.held, batch), "evaluate"
+            lambda: loss.run(loss.evaluator, state.model, batch), "evaluate"
         )
         return {"loss": value, **({"aux": aux} if jax.tree.leaves(aux) else {})}
 
@@ -320,7 +320,7 @@ class TrainStep:
         loss = self.loss
 
         def work() -> tuple[jax.Array, Any, Any]:
-            results, value, aux = loss.run(loss.trainer, state.held, batch)
+            results, value, aux = loss.run(loss.trainer, state.model, batch)
             return value, aux, loss.tree(loss.layout.gathered_units(loss.filled(results)))
 
         return loss.calls.run(work, "value_and_grad")
@@ -336,8 +336,8 @@ class TrainStep:
         params, module_state = self.params(state), self.module_state(state)
         named, whole = self.loss.under_mesh, not per_microbatch(self.loss.whole)
         with self.loss.mesh.around_plain_model(named=named, whole=whole) as placed:
-            found = reference(self.loss.whole, *placed((params, module_state, batch)))
-        return found[0], found[2]
+            results = reference(self.loss.whole, *placed((params, module_state, batch)))
+        return results[0], results[2]
 
     # ------------------------------------------------------------------ back to the user
 
@@ -345,14 +345,14 @@ class TrainStep:
     def params(self, state: TrainState) -> Any:
         """Returns the parameters as the user's tree, copied to the first rank's devices."""
         self._expect_state(state)
-        return self.loss.calls.run(lambda: self.loss.layout.gathered(state.held), "params")
+        return self.loss.calls.run(lambda: self.loss.layout.gathered(state.model), "params")
 
     @_alike("module state at step")
     def module_state(self, state: TrainState) -> Any:
         """Returns mutable and frozen module state as the front end's tree; None without any."""
         self._expect_state(state)
         layout = self.loss.layout
-        return self.loss.calls.run(lambda: layout.gathered(state.held, state=True), "module_state")
+        return self.loss.calls.run(lambda: layout.gathered(state.model, state=True), "module_state")
 
     def model(self, state: TrainState) -> Any:
         """Returns the user's model with the trained values.
@@ -487,12 +487,12 @@ class TrainStep:
     def _expect_types(self, state: TrainState) -> None:
         """Raises `ValueError` naming the values of `state` that are not those that were compiled
         for, such as those of a cast state."""
-        check_alive(state.held)
+        check_alive(state.model)
         staged, plan = self.loss.staged, self.update_plan
         names = [unit.name for unit in staged.units]
         refuse_changed(
             [
-                *zip(names, state.held.units, map(stored, staged.unit_avals), strict=True),
+                *zip(names, state.model.units, map(stored, staged.unit_avals), strict=True),
                 *(
                     ("a value of the optimizer state", value, piece_aval(plan, k))
                     for rank in self.loss.mesh.local_ranks
@@ -504,8 +504,8 @@ class TrainStep:
     def _extra(self, value: Any) -> dict[int, Any] | None:
         """The loss on the ranks whose update reads it (`optax.contrib.reduce_on_plateau`)."""
         ranks = self.loss.mesh.ranks
-        wanted = self.update.extra_ranks
-        return {r: {"value": put(value, ranks[r].replicated)} for r in wanted} or None
+        targets = self.update.extra_ranks
+        return {r: {"value": put(value, ranks[r].replicated)} for r in targets} or None
 
     def _gradients(self, results: Results) -> list[Any]:
         filled = self.loss.filled(results)
@@ -573,8 +573,8 @@ def compile(
         )
     with call("compile"), compat.jit_enabled(), compat.without_mesh() as callers:
         pure = adapt(model, loss_fn, params, trainable=trainable, state=state)
-        chosen = options_of(pure.example(model), **options)
-        loss = PipelinedLoss(pure, batch, chosen, mesh, optimizer, callers=callers)
+        settings = options_of(pure.example(model), **options)
+        loss = PipelinedLoss(pure, batch, settings, mesh, optimizer, callers=callers)
         step = TrainStep(loss, optimizer)
         _ = step.update, loss.trainer
     return step

@@ -35,13 +35,13 @@ def tuned_plan(
     profile = options.profile or measure_together(
         pure, tree.unflatten(batch.shapes(0)), mesh, optimizer=optimizer, microbatches=batch.count
     )
-    found = None
+    plan = None
     if jax.process_index() == 0:
         with busy("searching a plan"):
-            found = _search(profile, mesh, batch, options)
-    text = "" if found is None else json.dumps(found.to_json())
-    told = everyone(text, "the tuned plan", patience_s=options.tune_seconds)[0]
-    return found or Plan.from_json(json.loads(told))
+            plan = _search(profile, mesh, batch, options)
+    text = "" if plan is None else json.dumps(plan.to_json())
+    answer = everyone(text, "the tuned plan", patience_s=options.tune_seconds)[0]
+    return plan or Plan.from_json(json.loads(answer))
 
 
 def _search(profile: Profile, mesh: PipelineMesh, batch: Microbatches, options: Options) -> Plan:

@@ -39,12 +39,12 @@ def _report(file: str, microbatches: int | None, profile: str | None, any_profil
     from octojax.ir.lowering import transfers_of, without_transfers
     from octojax.ir.verify import verify
 
-    found = read_table(file)
-    verify(found, microbatches)
-    if isinstance(found, LoweredPlan):
-        bare, count, lowered = found.schedule, len(found.transfers), True
+    table = read_table(file)
+    verify(table, microbatches)
+    if isinstance(table, LoweredPlan):
+        bare, count, lowered = table.schedule, len(table.transfers), True
     else:
-        schedule = found.schedule if isinstance(found, Plan) else found
+        schedule = table.schedule if isinstance(table, Plan) else table
         bare, lowered = without_transfers(schedule), schedule.has_transfers
         count = len(transfers_of(bare))
     actions = sum(1 for _ in bare.actions())
@@ -54,7 +54,7 @@ def _report(file: str, microbatches: int | None, profile: str | None, any_profil
         f"{bare.num_microbatches} microbatches, {actions} actions, {count} transfers {how}"
     ]
     if profile is not None:
-        if not isinstance(found, Plan):
+        if not isinstance(table, Plan):
             raise ValueError(
                 f"--profile needs a plan (JSON), and {file} is a bare schedule: "
                 f"it does not say which layers form a stage"
@@ -62,7 +62,7 @@ def _report(file: str, microbatches: int | None, profile: str | None, any_profil
         from octojax.simulate.capacity import check_capacity
 
         costs = read_profile(profile)
-        expect_profile_of(file, found, costs, any_profile)
-        check_capacity(found, costs)
+        expect_profile_of(file, table, costs, any_profile)
+        check_capacity(table, costs)
         lines.append("every rank's peak is within its memory")
     return "\n".join(lines)

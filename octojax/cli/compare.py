@@ -60,14 +60,14 @@ def command(
     expect_writable(html, svg)
     costs = None if profile is None else read_profile(profile)
     sources = read_sources(files, costs, any_profile, ranks, microbatches)
-    found = compare({s.name: _plan(s) for s in sources}, costs)
-    written = write_pictures(found.panels(), html, svg)
+    comparison = compare({s.name: _plan(s) for s in sources}, costs)
+    written = write_pictures(comparison.panels(), html, svg)
     if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=1))
+        typer.echo(json.dumps(comparison.to_json(), indent=1))
         return
-    typer.echo(str(found))
+    typer.echo(str(comparison))
     if picture and not written:
-        typer.echo("\n" + render(found.panels(), width, accounts=False), nl=False)
+        typer.echo("\n" + render(comparison.panels(), width, accounts=False), nl=False)
 
 
 def _plan(source: Source) -> Plan | Schedule:

@@ -14,7 +14,7 @@ from octojax.report.data import save_timeline
 
 def main(file: str, profile: str, folder: str, scale: str, steps: str) -> None:
     initialize()
-    found = emulate(
+    outcome = emulate(
         read_plan(file, profile),
         read_profile(profile),
         scale=float(scale),
@@ -22,7 +22,7 @@ def main(file: str, profile: str, folder: str, scale: str, steps: str) -> None:
         timeout=timeout_s(),
     )
     if jax.process_index() == 0:
-        for number, timeline in enumerate(found.timelines):
+        for number, timeline in enumerate(outcome.timelines):
             save_timeline(timeline, Path(folder) / f"step{number:04d}.json")
     barrier("written")
 

@@ -46,14 +46,14 @@ def command(
 
     costs = None if profile is None else read_profile(profile)
     (source,) = read_sources([file], costs, any_profile, ranks, microbatches)
-    found = source.content
-    if isinstance(found, Timeline | LoweredPlan):
-        kind = "a timeline" if isinstance(found, Timeline) else "a lowered plan"
+    content = source.content
+    if isinstance(content, Timeline | LoweredPlan):
+        kind = "a timeline" if isinstance(content, Timeline) else "a lowered plan"
         raise FormatError(f"{file} is {kind}; expected the plan or schedule that it was made of")
-    explanation = explain(found, costs, seconds=seconds, name=source.name)
+    explanation = explain(content, costs, seconds=seconds, name=source.name)
     if as_json:
         typer.echo(json.dumps(explanation.to_json(), indent=1))
         return
     typer.echo(str(explanation))
-    if costs is None and isinstance(found, Plan) and found.prediction is not None:
-        typer.echo(f"These are units: give --profile ({found.prediction.profile})", err=True)
+    if costs is None and isinstance(content, Plan) and content.prediction is not None:
+        typer.echo(f"These are units: give --profile ({content.prediction.profile})", err=True)

@@ -76,21 +76,21 @@ def command(
     )
 
 
-def _lowered(found, known, passes, dump, blocking):
+def _lowered(subject, known, passes, dump, blocking):
     from octojax.ir import LoweredPlan, Machine
     from octojax.ir.delivery import mismatches
     from octojax.ir.naive import placed_naively
     from octojax.passes import lowered
     from octojax.simulate import StageCosts, simulate
 
-    if isinstance(found, LoweredPlan):
+    if isinstance(subject, LoweredPlan):
         raise PlanError(
             "this is lowered already; `octopipe check`, `simulate` and `show` take it as it is"
         )
     machine = Machine(latency_s=1.0) if known is None else known.machine
     if blocking:
         machine = replace(machine, blocking=True)
-    result = lowered(found, passes, costs=known, machine=machine, dump=dump)
+    result = lowered(subject, passes, costs=known, machine=machine, dump=dump)
     costs = known or StageCosts.unit(result.num_stages)
     timeline = simulate(result, costs, machine)
     naive = len(mismatches(placed_naively(result)))

@@ -14,8 +14,8 @@ def command(
 ) -> None:
     """List the machines that `octopipe profile --machine` knows by name."""
     if as_json:
-        found = [{"key": name, **asdict(load(name))} for name in names()]
-        typer.echo(json.dumps(found, indent=1))
+        machines = [{"key": name, **asdict(load(name))} for name in names()]
+        typer.echo(json.dumps(machines, indent=1))
         return
     for name in names():
         typer.echo(describe(name, load(name)))

@@ -27,16 +27,16 @@ def panel_of(source: Source, costs: Profile | None, bound_s: float | None = None
     from octojax.report.panel import stage_layers
     from octojax.simulate import StageCosts, simulate
 
-    found, note = source.content, source.note
-    if isinstance(found, Timeline):
-        return recorded(source.name, found, bound_s)
-    prediction = found.prediction if isinstance(found, Plan) else None
+    content, note = source.content, source.note
+    if isinstance(content, Timeline):
+        return recorded(source.name, content, bound_s)
+    prediction = content.prediction if isinstance(content, Plan) else None
     if costs is None:
-        units = StageCosts.unit(found.num_stages, 1, 1, 1, 2)
-        timeline = replace(simulate(found, units, Machine()), unit="units")
+        units = StageCosts.unit(content.num_stages, 1, 1, 1, 2)
+        timeline = replace(simulate(content, units, Machine()), unit="units")
         note = "" if prediction is None else f"{expected(prediction)}; draw that with --profile"
-        return Panel(f"{source.name}, {UNITS}", timeline, bound_s, note, stage_layers(found))
-    timeline = simulate(found, costs)
+        return Panel(f"{source.name}, {UNITS}", timeline, bound_s, note, stage_layers(content))
+    timeline = simulate(content, costs)
     if prediction is not None and not note:
         bound_s = prediction.lower_bound_s if bound_s is None else bound_s
         if not math.isclose(timeline.makespan_s, prediction.makespan_s, rel_tol=1e-3):
@@ -44,8 +44,8 @@ def panel_of(source: Source, costs: Profile | None, bound_s: float | None = None
     elif prediction is not None:
         note = f"{note}: {expected(prediction)}"
     title = f"{source.name}, simulated with profile {costs.name}"
-    capacities = tuple(map(costs.machine.capacity, range(found.num_ranks)))
-    return Panel(title, timeline, bound_s, note, stage_layers(found, costs), capacities)
+    capacities = tuple(map(costs.machine.capacity, range(content.num_ranks)))
+    return Panel(title, timeline, bound_s, note, stage_layers(content, costs), capacities)
 
 
 def recorded(name: str, timeline: Timeline, bound_s: float | None = None) -> "Panel":

@@ -101,7 +101,7 @@ def command(
         typer.echo("\n".join(describe(name, load(name)) for name in names()))
         return
     module, name = module_of(target)
-    given: Any = None if machine is None else load(machine)
+    described: Any = None if machine is None else load(machine)
     sizes = {
         "tensor": tensor, "sequence": sequence, "microbatch_size": microbatch_size, "dtype": dtype,
         "layers": layers, "pattern": pattern, "sequence_parallel": sequence_parallel or None,
@@ -110,13 +110,13 @@ def command(
     noted = {"ranks": ranks, "microbatches": microbatches}
     profile: Any
     if is_preset(module, name):
-        if given is None or measure or chosen is not None or min_layers > 1:
+        if described is None or measure or chosen is not None or min_layers > 1:
             raise ValueError(
                 f"{target} is a preset, which is priced from its shapes and never made: give "
                 f"--machine ({', '.join(names())}, or a file), and neither --measure, --plan nor "
                 f"--min-layers"
             )
-        profile = _preset(module, name, given, sizes, noted)
+        profile = _preset(module, name, described, sizes, noted)
     elif sizes:
         options = ", ".join(f"--{key.replace('_', '-')}" for key in sizes)
         raise ValueError(
@@ -125,7 +125,16 @@ def command(
         )
     else:
         profile = _function(
-            target, given, machine, measure, chosen, optimizer, min_layers, rounds, transport, noted
+            target,
+            described,
+            machine,
+            measure,
+            chosen,
+            optimizer,
+            min_layers,
+            rounds,
+            transport,
+            noted,
         )
     if output is not None:
         profile.save(output)
@@ -143,7 +152,7 @@ def command(
 
 
 def _preset(
-    module: Any, name: str, given: Any, sizes: dict[str, Any], noted: dict[str, Any]
+    module: Any, name: str, described: Any, sizes: dict[str, Any], noted: dict[str, Any]
 ) -> Any:
     """The profile of a preset on a described machine."""
     from octojax.profiling.from_shapes import preset_profile
@@ -151,12 +160,12 @@ def _preset(
 
     sizes = {"dtype": "bfloat16", **sizes, **noted}
     own = {key: sizes.pop(key) for key in ("layers", "pattern", "dtype") if key in sizes}
-    return preset_profile(find_preset(module, name, **own), given, **sizes)
+    return preset_profile(find_preset(module, name, **own), described, **sizes)
 
 
 def _function(
     target: str,
-    given: Any,
+    described: Any,
     machine: str | None,
     measure: bool,
     chosen: Any,
@@ -172,20 +181,20 @@ def _function(
     from octojax.profiling import measure as run
 
     pure = adapt(model, loss_fn, params)
-    if given is None or measure:
+    if described is None or measure:
         return run(
             pure,
             batch,
             optimizer=named_optimizer(optimizer),
             min_layers=min_layers if chosen is None else chosen.partition.num_layers,
             rounds=rounds,
-            machine=None if given is None else given.machine,
+            machine=None if described is None else described.machine,
             transport=transport,
             name=target,
             partition=None if chosen is None else chosen.partition,
             **noted,
         )
-    if given.device is None:
+    if described.device is None:
         raise ValueError(
             f'{machine} lacks "device", which the cost model needs, such as '
             f'{{"flops_per_s": 9.9e14, "bandwidth_bytes_per_s": 3.3e12}}; add it, or time the '
@@ -194,7 +203,7 @@ def _function(
     layered = find(pure, batch, min_layers)
     from octojax.costs import estimate
 
-    return estimate(layered, given.device, given.machine, name=target, **noted)
+    return estimate(layered, described.device, described.machine, name=target, **noted)
 
 
 def named_optimizer(name: str) -> Any:

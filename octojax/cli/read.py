@@ -25,15 +25,15 @@ def read_schedule(path: str) -> Schedule | Plan:
                 f"{path} is {kind}; expected a plan: an object with partition, placement and "
                 f"schedule, as `octopipe tune -o` writes it"
             )
-        found = Plan.from_json(data, path)
+        subject = Plan.from_json(data, path)
     else:
-        found = Schedule.load(path)
-    if found.num_stages == 0 or found.num_microbatches == 0:
+        subject = Schedule.load(path)
+    if subject.num_stages == 0 or subject.num_microbatches == 0:
         raise FormatError(
-            f"{path}: the table has {found.num_ranks} rows and no action; expected one row of "
+            f"{path}: the table has {subject.num_ranks} rows and no action; expected one row of "
             f"actions such as 0F0 per rank"
         )
-    return found
+    return subject
 
 
 def read_table(path: str) -> Schedule | Plan | LoweredPlan:
@@ -81,16 +81,16 @@ def read_timeline(path: str) -> Timeline:
 
 
 def expect_profile_of(
-    path: str, found: Schedule | Plan | LoweredPlan, profile: Profile, allowed: bool = False
+    path: str, subject: Schedule | Plan | LoweredPlan, profile: Profile, allowed: bool = False
 ) -> str:
     """Returns what `profile` has otherwise than the one that the plan in `path` was made for.
 
     "" if nothing, or the plan does not say; what there is goes to standard error too. Raises
     `ValueError` if it is of another model, unless that is `allowed`.
     """
-    if not isinstance(found, Plan) or found.prediction is None:
+    if not isinstance(subject, Plan) or subject.prediction is None:
         return ""
-    prediction, differences = found.prediction, found.prediction.differences(profile)
+    prediction, differences = subject.prediction, subject.prediction.differences(profile)
     if not differences:
         return ""
     if "model" in differences and not allowed:
@@ -112,11 +112,11 @@ def _other(part: str) -> str:
 
 def read_plan(path: str, profile: str) -> Plan:
     """Returns the plan in `path`; a bare table is cut uniformly for the layers of `profile`."""
-    found = read_schedule(path)
-    if isinstance(found, Plan):
-        return found
+    subject = read_schedule(path)
+    if isinstance(subject, Plan):
+        return subject
     kinds = read_profile(profile).kinds
-    return Plan(uniform_partition(kinds, found.num_stages), found.placement, found, name=path)
+    return Plan(uniform_partition(kinds, subject.num_stages), subject.placement, subject, name=path)
 
 
 def expect_writable(*paths: str | Path | None) -> None:

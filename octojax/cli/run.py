@@ -107,44 +107,44 @@ def command(
             pin=pin,
         )
         answer = json.loads((Path(folder) / "answer.json").read_text(encoding="utf-8"))
-        found = {
+        figures = {
             name: load_timeline(path)
             for name in ("measured", "simulated")
             if (path := Path(folder) / f"{name}.json").exists()
         }
     if output is not None:
-        save_timeline(found["measured"], output)
+        save_timeline(figures["measured"], output)
     if html is not None:
         from octojax.report import Panel
 
         layers = tuple(answer["layers"])
-        write_pictures([Panel(name, line, layers=layers) for name, line in found.items()], html)
-    typer.echo(json.dumps(answer, indent=1) if as_json else _text(answer, found))
+        write_pictures([Panel(name, line, layers=layers) for name, line in figures.items()], html)
+    typer.echo(json.dumps(answer, indent=1) if as_json else _text(answer, figures))
 
 
 def _ranks_of(plan: str | None) -> int | None:
     if plan is None:
         return None
-    found = read_schedule(plan)
-    if isinstance(found, Schedule):
+    subject = read_schedule(plan)
+    if isinstance(subject, Schedule):
         raise ValueError(
             f"{plan} is a schedule table; --plan takes a plan (JSON) that says which layers form "
             f"each stage, as `octopipe tune -o` writes it. Give the table as --schedule"
         )
-    return found.num_ranks
+    return subject.num_ranks
 
 
-def _text(answer: dict[str, Any], found: dict[str, Any]) -> str:
+def _text(answer: dict[str, Any], figures: dict[str, Any]) -> str:
     lines = [
         f"{answer['plan']}: {answer['ranks']} ranks in {answer['processes']} processes, "
         f"{answer['microbatches']} microbatches, loss {answer['loss']:.6g}",
         f"step {answer['step_s'] * 1e3:.4g} ms (median of {answer['steps']})",
     ]
-    if not found:
+    if not figures:
         return "\n".join(lines)
     from octojax.report import Panel, render_text
 
-    panels = [Panel(name, timeline) for name, timeline in found.items()]
+    panels = [Panel(name, timeline) for name, timeline in figures.items()]
     compared = answer["compared"]
     lines += [
         render_text(panels).rstrip(),

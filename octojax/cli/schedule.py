@@ -39,10 +39,10 @@ def command(
         output.write_text(table, encoding="utf-8")
 
 
-def _options(given: list[str]) -> dict[str, str]:
-    broken = [text for text in given if "=" not in text]
+def _options(words: list[str]) -> dict[str, str]:
+    broken = [text for text in words if "=" not in text]
     if broken:
         raise ValueError(f"--option {broken[0]!r}: expected key=value, such as group_size=8")
     return {
-        key.strip().replace("-", "_"): value for key, _, value in (t.partition("=") for t in given)
+        key.strip().replace("-", "_"): value for key, _, value in (t.partition("=") for t in words)
     }

@@ -87,9 +87,9 @@ def _compare(ranks: int, microbatches: str, names: str | None, as_json: bool) ->
 def numbers(text: str) -> tuple[int, ...]:
     """Returns the whole numbers in `8,16,32`. Raises `ValueError` for anything else."""
     try:
-        found = tuple(int(word) for word in text.split(","))
+        numbers = tuple(int(word) for word in text.split(","))
     except ValueError:
-        found = ()
-    if not found or min(found) < 1:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
         raise ValueError(f"--microbatches {text!r}: expected whole numbers >= 1, such as 8,16,32")
-    return found
+    return numbers

@@ -42,21 +42,21 @@ def command(
 
     if costs is not None and profile is not None:
         raise ValueError("give either --costs or --profile, not both")
-    found = read_table(file)
-    schedule = found.schedule if isinstance(found, (Plan, LoweredPlan)) else found
-    if not isinstance(found, LoweredPlan):
+    subject = read_table(file)
+    schedule = subject.schedule if isinstance(subject, (Plan, LoweredPlan)) else subject
+    if not isinstance(subject, LoweredPlan):
         verify(without_transfers(schedule))  # before anything as large as the table claims to be
-    stages = found.num_stages
+    stages = subject.num_stages
     if profile is not None:
-        given: Any = read_profile(profile)
-        expect_profile_of(file, found, given, any_profile)
-        machine = given.machine
+        priced: Any = read_profile(profile)
+        expect_profile_of(file, subject, priced, any_profile)
+        machine = priced.machine
     else:
-        given = StageCosts.unit(stages, *parse_costs("1,1,1,2" if costs is None else costs))
+        priced = StageCosts.unit(stages, *parse_costs("1,1,1,2" if costs is None else costs))
         machine = Machine()
     if latency is not None:
         machine = replace(machine, latency_s=latency, inter_latency_s=None)
-    timeline = simulate(found, given, replace(machine, blocking=machine.blocking or blocking))
+    timeline = simulate(subject, priced, replace(machine, blocking=machine.blocking or blocking))
     if not math.isfinite(timeline.makespan_s):
         raise ValueError("the makespan is too large for a number; give smaller costs and latency")
     if as_json:

@@ -70,7 +70,7 @@ def read_sources(
         raise ValueError(
             f"{', '.join(named)}: how many ranks and microbatches? Give --ranks and --microbatches"
         )
-    found = []
+    sources = []
     for word in words:
         if word in files:
             content, name = files[word], _name(word, files[word])
@@ -79,8 +79,8 @@ def read_sources(
                 note = expect_profile_of(word, content, profile, any_profile)
         else:
             content, name, note = named_schedule(word, ranks or 0, microbatches or 0), word, ""
-        found.append(Source(name, word, content, note))
-    return _apart(found)
+        sources.append(Source(name, word, content, note))
+    return _apart(sources)
 
 
 def is_name(word: str) -> bool:
@@ -127,12 +127,12 @@ def _file(word: str) -> Schedule | Plan | LoweredPlan | Timeline:
         raise FormatError(f"{error}, or the name of a schedule{hint}") from None
 
 
-def _microbatches(found: Any) -> int:
-    return (found.schedule if isinstance(found, LoweredPlan) else found).num_microbatches
+def _microbatches(content: Any) -> int:
+    return (content.schedule if isinstance(content, LoweredPlan) else content).num_microbatches
 
 
-def _name(path: str, found: Any) -> str:
-    own = found.name if isinstance(found, Plan | LoweredPlan) else ""
+def _name(path: str, content: Any) -> str:
+    own = content.name if isinstance(content, Plan | LoweredPlan) else ""
     return own or Path(path).stem
 
 
@@ -140,10 +140,10 @@ def _apart(sources: list[Source]) -> list[Source]:
     """The same sources, by their paths where several have one name, and numbered if need be."""
     names = [s.name for s in sources]
     paths = [s.path for s in sources]
-    made = []
+    renamed = []
     for number, s in enumerate(sources):
         name = s.path if names.count(s.name) > 1 else s.name
         if paths.count(s.path) > 1:
             name = f"{name} ({paths[: number + 1].count(s.path)})"
-        made.append(Source(name, s.path, s.content, s.note))
-    return made
+        renamed.append(Source(name, s.path, s.content, s.note))
+    return renamed

@@ -54,12 +54,12 @@ def load_target(target: str) -> tuple[Any, Any, Any, Any]:
             f"{target!r} cannot be called without arguments ({error}); expected a function that "
             f"returns (model, loss_fn, batch[, params])"
         ) from None
-    made = make()
-    if not isinstance(made, tuple) or len(made) not in (3, 4):
-        size = f" of {len(made)}" if isinstance(made, tuple) else ""
+    parts = make()
+    if not isinstance(parts, tuple) or len(parts) not in (3, 4):
+        size = f" of {len(parts)}" if isinstance(parts, tuple) else ""
         raise ValueError(
-            f"{target!r} returned a {type(made).__name__}{size}, expected "
+            f"{target!r} returned a {type(parts).__name__}{size}, expected "
             f"(model, loss_fn, batch) or (model, loss_fn, batch, params)"
         )
-    model, loss_fn, batch, *rest = made
+    model, loss_fn, batch, *rest = parts
     return model, loss_fn, batch, (rest[0] if rest else None)

@@ -120,9 +120,9 @@ def command(
     if offer is not None and microbatches is not None:
         raise ValueError("give either --microbatches or --offer-microbatches, not both")
     expect_writable(output, html)
-    given = read_profile(profile)
+    costs = read_profile(profile)
     if host_cost is not None:
-        given = given.on(replace(given.machine, host_cost_s=host_cost))
+        costs = costs.on(replace(costs.machine, host_cost_s=host_cost))
     if devices is None and (global_batch or max_tensor):
         raise ValueError("--global-batch and --max-tensor choose sizes for --devices; give that")
     if devices is not None:
@@ -141,7 +141,7 @@ def command(
         if global_batch is None:
             raise ValueError("--devices needs --global-batch, the samples of one step")
         chosen = choose_sizes(
-            given, devices, global_batch, max_tensor, capacity_gib, seconds, iterations, seed
+            costs, devices, global_batch, max_tensor, capacity_gib, seconds, iterations, seed
         )
         if output is not None:
             chosen.result.plan.save(output)
@@ -153,7 +153,7 @@ def command(
         choose = tune if offer is None else tune_microbatches
         sizes = microbatches if offer is None else read_numbers(offer)
         result = choose(
-            given,
+            costs,
             **{"microbatches" if offer is None else "offered": sizes},
             ranks=ranks,
             method=method,
@@ -172,7 +172,7 @@ def command(
     if output is not None:
         result.plan.save(output)
     if html is not None:
-        write_pictures(_panels(result, given), html)
+        write_pictures(_panels(result, costs), html)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=1))
         return

@@ -156,14 +156,14 @@ def _weighted(eqn: JaxprEqn, depends: Classes) -> float:
     bodies = list(sub_jaxprs(eqn))
     if not bodies:
         return operations(eqn)
-    found = [0.0]
+    totals = [0.0]
     for body in bodies:  # the last operands are the body's (a cond's first is the branch)
         outer = eqn.invars[len(eqn.invars) - len(body.invars) :]
         classes = classify.classify(
             body.eqns, {v: classify.of(depends, x) for v, x in zip(body.invars, outer)}
         )
-        found.append(sum(_weighted(inner, classes) for inner in body.eqns if is_heavy(inner)))
-    return max(found) * eqn.params.get("length", 1)
+        totals.append(sum(_weighted(inner, classes) for inner in body.eqns if is_heavy(inner)))
+    return max(totals) * eqn.params.get("length", 1)
 
 
 def _residuals(eqns: Sequence[JaxprEqn], depends: Classes) -> list[Var]:
@@ -171,14 +171,14 @@ def _residuals(eqns: Sequence[JaxprEqn], depends: Classes) -> list[Var]:
 
     A checkpointed or looping equation keeps its operands.
     """
-    found: dict[Var, None] = {}
+    variables: dict[Var, None] = {}
     for eqn in eqns:
         name = eqn.primitive.name
         if is_heavy(eqn) or name in _PRODUCTS:
-            found.update((v, None) for v in _activations(eqn.invars, depends))
+            variables.update((v, None) for v in _activations(eqn.invars, depends))
         elif name in _FUNCTIONS:
-            found.update((v, None) for v in eqn.outvars)
-    return list(found)
+            variables.update((v, None) for v in eqn.outvars)
+    return list(variables)
 
 
 _PRODUCTS = frozenset({"mul", "div", "custom_jvp_call", "custom_vjp_call", "integer_pow", "pow"})

@@ -107,11 +107,11 @@ class Engine:
             if rank in self.mesh.local_ranks
         }
         own = list(chain.from_iterable(map(self._own_jobs, self.ranks)))
-        found = compile_in_waves(local, self.step.names, self.lowered.jaxprs, own, compile_jobs)
-        self.programs = [found.programs.get(k) for k in range(len(self.step.recipes))]
-        self.specs = found.specs
-        self._ready(found.others)
-        return found.compilations
+        result = compile_in_waves(local, self.step.names, self.lowered.jaxprs, own, compile_jobs)
+        self.programs = [result.programs.get(k) for k in range(len(self.step.recipes))]
+        self.specs = result.specs
+        self._ready(result.others)
+        return result.compilations
 
     @property
     def named_programs(self) -> list[tuple[int, str, Any]]:
@@ -130,12 +130,16 @@ class Engine:
 
     def _own_jobs(self, program: RankProgram) -> list[Job]:
         rank = self.mesh.ranks[program.rank]
-        finish, inputs, given = self._finish(program)
+        finish, inputs, donated = self._finish(program)
         return [
             *self._preparations[program.rank].jobs(),
             *self._gathering(program),
             Job(
-                f"finish on rank {rank.index}", finish, inputs, given, self._finish_places(program)
+                f"finish on rank {rank.index}",
+                finish,
+                inputs,
+                donated,
+                self._finish_places(program),
             ),
         ]
 
@@ -166,12 +170,12 @@ class Engine:
     @cached_property
     def _preparations(self) -> dict[int, Preparation]:
         """Per local rank, how a step begins."""
-        found = {}
+        preparations = {}
         for program in self.ranks:
             rank = self.mesh.ranks[program.rank]
             totals = [self._total(u, rank) for u in program.totals]
-            found[program.rank] = Preparation(program, rank, self.batch, self.model, totals)
-        return found
+            preparations[program.rank] = Preparation(program, rank, self.batch, self.model, totals)
+        return preparations
 
     def _counts(self, value: Value) -> bool:
         return value.place is Place.STATE and value.index in self.model.counters
@@ -199,7 +203,7 @@ class Engine:
                 for unit in term.units:
                     if unit in self.model.trainable:
                         slots.setdefault(unit, [])
-        return [(unit, tuple(found)) for unit, found in sorted(slots.items())]
+        return [(unit, tuple(sums)) for unit, sums in sorted(slots.items())]
 
     @cached_property
     def _trains(self) -> bool:
@@ -216,7 +220,7 @@ class Engine:
         for value, slot in program.results:
             if value.place is Place.EMIT:
                 slots.setdefault(value.index, []).append(slot)
-        return [(leaf, tuple(found)) for leaf, found in sorted(slots.items())]
+        return [(leaf, tuple(leaf_slots)) for leaf, leaf_slots in sorted(slots.items())]
 
     def _finish(
         self, program: RankProgram
@@ -256,12 +260,12 @@ class Engine:
             for slot in slots
         ]
         inputs += [self._param(u, rank) for u in units]
-        given, at = [], 0
+        donated, at = [], 0
         for (_, slots), dtype in zip(owned, dtypes, strict=True):
             if slots and inputs[at].dtype == dtype and not stacked:  # else no result has its form
-                given.append(at)
+                donated.append(at)
             at += len(slots)
-        return finish, tuple(inputs), tuple(given)
+        return finish, tuple(inputs), tuple(donated)
 
     def _term_units(self, rank: int) -> tuple[int, ...]:
         return tuple(sorted({u for term in self._terms(rank) for u in term.units}))
@@ -282,15 +286,15 @@ class Engine:
     @cached_property
     def emitted(self) -> dict[int, tuple[int, jax.ShapeDtypeStruct]]:
         """Per leaf of what the loss returns, the rank that makes it and its type."""
-        found = {}
+        emits = {}
         for program in self.step.ranks:
             leaves = [leaf for leaf, _ in self._emitted(program)]
             if leaves:
                 finish, inputs, _ = self._finish(program)
                 first = len(self._owned(program))
                 avals = jax.eval_shape(finish, *inputs)[first : first + len(leaves)]
-                found.update((x, (program.rank, a)) for x, a in zip(leaves, avals, strict=True))
-        return found
+                emits.update((x, (program.rank, a)) for x, a in zip(leaves, avals, strict=True))
+        return emits
 
     def _ready(self, compiled: Sequence[Any]) -> None:
         """Takes what `_own_jobs` of all ranks compiled to, and prepares transports and threads."""
@@ -419,12 +423,12 @@ class Engine:
         stop = stop or Stop()
         self.transport.clock = None if record is None else record.clock
         self.transport.begin(self.step.order_of("FBGE"), stop)
-        made = self._launched(self.parts, (params, state, counters), batch, record, stop)
+        results = self._launched(self.parts, (params, state, counters), batch, record, stop)
         gradients: list[jax.Array | None] = [None] * len(self.model.params)
         emits: dict[int, jax.Array] = {}
         final: dict[int, jax.Array] = {}
         terms: dict[tuple[int, int], jax.Array] = {}
-        for part, (outputs, states, _) in zip(self.parts, made, strict=True):
+        for part, (outputs, states, _) in zip(self.parts, results, strict=True):
             for unit, value in zip(part.units, outputs, strict=False):
                 gradients[unit] = value
             rest = outputs[len(part.units) :]
@@ -432,7 +436,7 @@ class Engine:
             ends = ((emit, part.program.rank) for emit in part.terms)
             terms.update(zip(ends, rest[len(part.emits) :], strict=True))
             final.update(states)
-        counters_ = tuple(counted for _, _, counted in made)
+        counters_ = tuple(counted for _, _, counted in results)
         return Results(tuple(gradients), emits, final, counters_, terms)
 
     def rehearse(
@@ -446,9 +450,9 @@ class Engine:
     ) -> None:
         """Runs each local rank's programs in their order as `run` does, with stand-ins for all
         that it receives: nobody waits for a peer, and the results mean nothing."""
-        held = params, state, counters
-        made = self._launched(self._rehearsed, held, batch, record, stop or Stop())
-        jax.block_until_ready(made)
+        inputs = params, state, counters
+        results = self._launched(self._rehearsed, inputs, batch, record, stop or Stop())
+        jax.block_until_ready(results)
 
     @cached_property
     def _rehearsed(self) -> "list[_Part]":
@@ -461,7 +465,7 @@ class Engine:
     def _launched(
         self,
         parts: "Sequence[_Part]",
-        held: tuple[Sequence[Any], Sequence[Any], Sequence[Any]],
+        inputs: tuple[Sequence[Any], Sequence[Any], Sequence[Any]],
         batch: Sequence[Any],
         record: Recorder | None,
         stop: Stop,
@@ -473,7 +477,7 @@ class Engine:
         works = [
             partial(part.run, walk, *own, batch, loop)
             for part, walk, loop, own in zip(
-                parts, walks, loops, zip(*held, strict=True), strict=True
+                parts, walks, loops, zip(*inputs, strict=True), strict=True
             )
         ]
         return self.threads.run(works, stop, walks)

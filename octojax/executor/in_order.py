@@ -68,9 +68,9 @@ class InOrder:
         if self.waits:  # a program with pending inputs would wait for its peer in the client's pool
             jax.block_until_ready(values)
         start = time.monotonic()
-        moved = self._move(number, values)
+        arrays = self._move(number, values)
         if self.clock is not None:
-            jax.block_until_ready(moved)
+            jax.block_until_ready(arrays)
             self.clock.note(number, start, time.monotonic())
 
     def post(self, number: int) -> None:

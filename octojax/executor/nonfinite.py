@@ -124,8 +124,8 @@ def first_bad(
     """Returns the innermost equation that first makes a bad value of good ones."""
     try:
         _evaluate(closed, arguments, bad)
-    except _Bad as found:
-        return found.eqn
+    except _Bad as fault:
+        return fault.eqn
     return None
 
 
@@ -137,18 +137,18 @@ class _Bad(Exception):
 
 def _evaluate(closed: Any, arguments: Sequence[Any], bad: Callable[[Any], bool]) -> list[Any]:
     jaxpr, consts = compat.split_consts(closed)
-    known = dict(zip(jaxpr.constvars, consts, strict=True))
-    known.update(zip(jaxpr.invars, arguments, strict=True))
+    env = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, arguments, strict=True))
 
     def read(atom: Any) -> Any:
-        return jnp.asarray(atom.val) if isinstance(atom, Literal) else known[atom]
+        return jnp.asarray(atom.val) if isinstance(atom, Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
         values = [read(atom) for atom in eqn.invars]
         results = _results(eqn, values, bad)
         if any(map(bad, results)):
             raise _Bad(eqn)
-        known.update(zip(eqn.outvars, results, strict=True))
+        env.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
@@ -169,9 +169,9 @@ def _scan(params: Any, values: list[Any], bad: Callable[[Any], bool]) -> list[An
     xs, length = values[num_consts + num_carry :], params["length"]
     rows: list[list[Any]] = []
     for i in reversed(range(length)) if params["reverse"] else range(length):
-        made = _evaluate(params["jaxpr"], [*consts, *carry, *(x[i] for x in xs)], bad)
-        carry = made[:num_carry]
-        rows.append(made[num_carry:])
+        results = _evaluate(params["jaxpr"], [*consts, *carry, *(x[i] for x in xs)], bad)
+        carry = results[:num_carry]
+        rows.append(results[num_carry:])
     rows = rows[::-1] if params["reverse"] else rows
     return [*carry, *(jnp.stack(column) for column in zip(*rows, strict=True))]
 
@@ -203,17 +203,17 @@ def _calls(
     recipe: Recipe, jaxprs: Sequence[ClosedJaxpr], arguments: Sequence[Any]
 ) -> Iterator[tuple[ClosedJaxpr, list[Any]]]:
     """Yields each call of a recipe with its arguments, and runs it."""
-    known = dict(enumerate(arguments))
+    env = dict(enumerate(arguments))
     for call in recipe.calls:
         closed = jaxprs[call.program]
         values = [
-            unstored(jnp.asarray(known[i]), aval)
+            unstored(jnp.asarray(env[i]), aval)
             for i, aval in zip(call.reads, closed.in_avals, strict=True)
         ]
         yield closed, values
         results = evaluate(closed, values, None)
         for i, total, value in zip(call.writes, call.adds, results, strict=True):
             if i >= 0 and total < 0:
-                known[i] = raw(value)
+                env[i] = raw(value)
             elif i >= 0:
-                known[i] = widened(value)
+                env[i] = widened(value)

@@ -49,8 +49,8 @@ class Link:
 
     def move(self, values: Arrays | None) -> list[jax.Array]:
         """Returns the values on the target; [] in a process that is only the source."""
-        held = [{}] * len(self.shapes) if values is None else [pieces(v) for v in values]
-        arrived = [pair.move(held) for pair in self.pairs]
+        piece_maps = [{}] * len(self.shapes) if values is None else [pieces(v) for v in values]
+        arrived = [pair.move(piece_maps) for pair in self.pairs]
         return [
             joined(shape, sharding, [piece for of_pair in arrived for piece in of_pair[at]])
             for at, (shape, sharding) in enumerate(zip(self.shapes, self.shardings, strict=True))
@@ -87,7 +87,7 @@ class _Pair:
         self.job = Job(name, function, tuple(avals), (), tuple(self.shardings))
         self.program: Any = None
 
-    def move(self, held: Sequence[Mapping[Any, jax.Array]]) -> list[list[jax.Array]]:
+    def move(self, piece_maps: Sequence[Mapping[Any, jax.Array]]) -> list[list[jax.Array]]:
         """Returns each value's pieces on the target; [] in a process without any of it.
 
         `held[i]` are the pieces of value i by device, in a process that has the source.
@@ -97,13 +97,13 @@ class _Pair:
                 shape, sharding, [*(own[d] for d in self.sources), *blank]
             )
             for shape, sharding, own, blank in zip(
-                self.shapes, self.shardings, held, self.blanks, strict=True
+                self.shapes, self.shardings, piece_maps, self.blanks, strict=True
             )
         ]
-        moved = self.program(*whole)
+        results = self.program(*whole)
         if not self.targets:
             return []
-        return [[x for d, x in pieces(v).items() if d in self.targets] for v in moved]
+        return [[x for d, x in pieces(v).items() if d in self.targets] for v in results]
 
 
 def links_of(
@@ -121,23 +121,23 @@ def links_of(
     # A CPU client runs programs of several of its devices in the order of their launch, so
     # that one which waits for a peer would hold up the other lanes, and computation.
     alone = jax.default_backend() == "cpu" and jax.process_count() > 1
-    known: dict[Any, Link] = {}
-    found: list[Link | None] = []
+    by_ends: dict[Any, Link] = {}
+    links: list[Link | None] = []
     for number, (transfer, carried) in enumerate(zip(transfers, values, strict=True)):
         ends = (transfer.source, transfer.target)
         if local.isdisjoint(ends) or number in direct:
-            found.append(None)
+            links.append(None)
             continue
         kinds = tuple((v.shape, v.dtype, getattr(v.sharding, "spec", None)) for v in carried)
         key = (*ends, kinds)
-        if key not in known:
+        if key not in by_ends:
             source, target = mesh.ranks[ends[0]], mesh.ranks[ends[1]]
-            known[key] = Link(source, target, carried, alone=alone)
-        found.append(known[key])
-    pairs = [pair for link in known.values() for pair in link.pairs]
+            by_ends[key] = Link(source, target, carried, alone=alone)
+        links.append(by_ends[key])
+    pairs = [pair for link in by_ends.values() for pair in link.pairs]
     for pair, program in zip(pairs, compile_all([x.job for x in pairs], False), strict=True):
         pair.program = program
-    return found
+    return links
 
 
 def num_programs(links: Sequence[Link | None]) -> int:

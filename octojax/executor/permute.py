@@ -194,15 +194,15 @@ class PairPermute:
             jax.block_until_ready(values)
         clock, start = self.clock, time.monotonic()
         try:
-            moved = link.move(values)
+            arrays = link.move(values)
             if clock is not None:
-                jax.block_until_ready(moved)
+                jax.block_until_ready(arrays)
         except Exception as error:
             raise broken_transfer(transfer, sends=here, error=error) from error
         if clock is not None:
             clock.note(number, start, time.monotonic())
         if transfer.target in self.local:
-            self.arrived.put(number, moved)
+            self.arrived.put(number, arrays)
 
 
 def _serve(orders: "queue.SimpleQueue[Callable[[], None] | None]") -> None:

@@ -57,14 +57,14 @@ class Model:
     trainable: frozenset[int] = frozenset()
     specs: ParamSpecs | None = None
 
-    def advance(self, known: dict[Ref, Any]) -> dict[Ref, Any]:
+    def advance(self, values: dict[Ref, Any]) -> dict[Ref, Any]:
         """Returns what `count_reads` names, one microbatch later."""
         if self.count is None:
-            return known
+            return values
         reads = zip(self.count_reads, self.count_avals, strict=True)
-        new = self.count(*(unstored(known[ref], aval) for ref, aval in reads))
+        new = self.count(*(unstored(values[ref], aval) for ref, aval in reads))
         refs = (Ref(Role.STATE, leaf) for leaf in self.counters)
-        return {**known, **{ref: raw(value) for ref, value in zip(refs, new, strict=True)}}
+        return {**values, **{ref: raw(value) for ref, value in zip(refs, new, strict=True)}}
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,11 @@ def _runs(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int, int]]:
     """Yields first microbatch, number and size of runs of equal sizes, none longer than `most`."""
     first = 0
     for size, same in groupby(sizes):
-        left = len(list(same))
-        while left:
-            count = min(left, most)
+        remaining = len(list(same))
+        while remaining:
+            count = min(remaining, most)
             yield first, count, size
-            first, left = first + count, left - count
+            first, remaining = first + count, remaining - count
 
 
 @dataclass(frozen=True)
@@ -208,12 +208,12 @@ class Preparation:
     def _counts(self, counters: Sequence[Any], form: Form) -> tuple[tuple[Any, ...], ...]:
         """Returns the counters that the form wants, then all after its last microbatch."""
         model = self.model
-        known = [dict(zip(model.count_reads, counters, strict=True))]
+        values = [dict(zip(model.count_reads, counters, strict=True))]
         for _ in range(form.count if model.counters else 0):
-            known.append(model.advance(known[-1]))
+            values.append(model.advance(values[-1]))
         return (
-            tuple(known[k][Ref(Role.STATE, leaf)] for leaf, k in form.counted),
-            tuple(known[-1][Ref(Role.STATE, leaf)] for leaf in model.counters),
+            tuple(values[k][Ref(Role.STATE, leaf)] for leaf, k in form.counted),
+            tuple(values[-1][Ref(Role.STATE, leaf)] for leaf in model.counters),
         )
 
     def ready(self, compiled: Sequence[Any]) -> None:

@@ -55,16 +55,16 @@ class Part(NamedTuple):
 class Ledger:
     """What every recorded step of one compiled step has in common, by local rank.
 
-    `first_bytes[r]` fill the rank's slots at first; `made[r][i]` is by how much instruction i
+    `first_bytes[r]` fill the rank's slots at first; `changes[r][i]` is by how much instruction i
     changes the bytes in them; `parts[r][i]` are the actions that it runs; `within[r][i]` the
-    bytes that exist only inside it. `beside` is what the caller keeps beside the slots.
+    bytes that exist only inside it. `extra_bytes` is what the caller keeps next to the slots.
     """
 
     first_bytes: dict[int, int] = field(default_factory=dict)
-    made: dict[int, list[int]] = field(default_factory=dict)
+    changes: dict[int, list[int]] = field(default_factory=dict)
     parts: dict[int, list[list[Part]]] = field(default_factory=dict)
     within: dict[int, list[int]] = field(default_factory=dict)
-    beside: dict[int, int] | None = None
+    extra_bytes: dict[int, int] | None = None
     steps: int = 0
     offset_s: float = 0.0
 
@@ -98,7 +98,7 @@ class Recorder:
 
     def loop(self, rank: int) -> Callable[[Iterable[Bound], list[Any]], None]:
         """Returns a `run_rank` that notes what rank `rank` does."""
-        return self.timed(rank) if rank in self.ledger.made else self._weighed(rank)
+        return self.timed(rank) if rank in self.ledger.changes else self._weighed(rank)
 
     def timed(self, rank: int) -> Callable[[Iterable[Bound], list[Any]], None]:
         """Returns a `run_rank` that reads the clock around every operation of rank `rank`."""
@@ -115,8 +115,8 @@ class Recorder:
 
         def run(bound: Iterable[Bound], slots: list[Any]) -> None:
             spans = run_recorded(bound, slots, monotonic, jax.block_until_ready)
-            done = zip(body, spans, strict=True)
-            self.ends[rank] = tuple(operation.of for operation, _ in done if not operation.tail)
+            pairs = zip(body, spans, strict=True)
+            self.ends[rank] = tuple(operation.of for operation, _ in pairs if not operation.tail)
 
         return run
 
@@ -125,7 +125,7 @@ class Recorder:
 
         def run(bound: Iterable[Bound], slots: list[Any]) -> None:
             sizes = [0 if value is None else value.nbytes for value in slots]
-            made: list[int] = []
+            changes: list[int] = []
 
             def weigh(writes: Sequence[int], results: Sequence[Any], frees: Sequence[int]) -> None:
                 change = 0
@@ -135,11 +135,11 @@ class Recorder:
                 for slot in frees:
                     change -= sizes[slot]
                     sizes[slot] = 0
-                made.append(change)
+                changes.append(change)
 
             self.ledger.first_bytes[rank] = sum(sizes)
             self.ticks[rank] = run_recorded(bound, slots, monotonic, jax.block_until_ready, weigh)
-            self.ledger.made[rank] = made
+            self.ledger.changes[rank] = changes
 
         return run
 
@@ -150,16 +150,16 @@ def action_times(recorder: Recorder, lowered: Lowered) -> list[tuple[int, Action
     An action lasts from the end of the one before it: what the executor does in between is part
     of it. The time of a program of several actions is divided among them.
     """
-    ledger, found = recorder.ledger, []
+    ledger, times = recorder.ledger, []
     for rank, ticks in recorder.ticks.items():
         ledger.describe(lowered, rank)
         start = ticks[0][0] if ticks else 0.0
         for (_, end), parts in zip(ticks, ledger.parts[rank], strict=True):
             if parts:
                 took = end - start
-                found += [(rank, p.action, took * (p.end - p.begin)) for p in parts]
+                times += [(rank, p.action, took * (p.end - p.begin)) for p in parts]
                 start = end
-    return found
+    return times
 
 
 def timeline_of(
@@ -170,11 +170,11 @@ def timeline_of(
 ) -> Timeline:
     """Returns the timeline of the recorded step, of the ranks of all processes.
 
-    Every process calls this, and speaks for the ranks in `led`. What a rank keeps beside its slots
-    (`Ledger.beside`: optimizer
-    state) counts into its peak. Peaks are live buffers between programs, as the simulator counts
-    them, and the batch; of what XLA allocates inside a program, only the residuals where it runs
-    several actions. Clocks of other machines are aligned by their difference at a barrier.
+    Every process calls this, and speaks for the ranks in `led`. What a rank keeps next to its slots
+    (`Ledger.extra_bytes`: optimizer state) counts into its peak. Peaks are live buffers between
+    programs, as the simulator counts them, and the batch; of what XLA allocates inside a program,
+    only the residuals where it runs several actions. Clocks of other machines are aligned by
+    their difference at a barrier.
     """
     ledger = recorder.ledger
     offset = ledger.clock_offset()
@@ -198,7 +198,7 @@ def timeline_of(
             if rank in led
         },
     }
-    actions, moves, memory = _joined(everyone(json.dumps(mine), f"recorded step {ledger.steps}"))
+    actions, moves, memory = _union(everyone(json.dumps(mine), f"recorded step {ledger.steps}"))
     zero = min((a.start_s for a in actions), default=0.0)
     traces = tuple(
         tuple((max(0.0, time - zero), size) for time, size in memory[r])
@@ -223,7 +223,7 @@ def transfer_bytes(lowered: Lowered, number: int) -> float:
     return float(sum(a.size * a.dtype.itemsize for a in avals))
 
 
-def _joined(
+def _union(
     texts: Sequence[str],
 ) -> tuple[list[ActionSpan], Mapping[int, Span], dict[int, Trace]]:
     """What all processes recorded, as one."""
@@ -279,16 +279,16 @@ def _memory(recorder: Recorder, program: RankProgram, offset: float) -> Trace:
     ledger, rank = recorder.ledger, program.rank
     ticks, changes = recorder.ticks[rank], []
     for operation, (start, end), change, within in zip(
-        program.body, ticks, ledger.made[rank], ledger.within[rank], strict=True
+        program.body, ticks, ledger.changes[rank], ledger.within[rank], strict=True
     ):
         if change and operation.do is Do.SEND:
-            moved = recorder.clock.spans.get(operation.target)
-            end = end if moved is None else max(end, moved[1])
+            span = recorder.clock.spans.get(operation.target)
+            end = end if span is None else max(end, span[1])
         if within:
             changes += [(start, within), (end, -within)]
         if change:
             changes.append((end, change))
-    level = float(ledger.first_bytes[rank] + (ledger.beside or {}).get(rank, 0))
+    level = float(ledger.first_bytes[rank] + (ledger.extra_bytes or {}).get(rank, 0))
     trace = [(ticks[0][0] - offset if changes else 0.0, level)]
     for time, change in sorted(changes):
         level += change

@@ -99,7 +99,7 @@ class RoutineBuilder:
                 case Send():
                     self._send(x)
                 case Receive():
-                    self.posted.update(dict.fromkeys(self._kept(x.transfer), x))
+                    self.posted.update(dict.fromkeys(self._copies(x.transfer), x))
                     self.body.append(Operation(Do.POST, self.numbers[x.transfer], (), (), (), x))
                 case Run():
                     raise AssertionError("computation comes before the end of a step")
@@ -142,7 +142,7 @@ class RoutineBuilder:
         """Waits for what of `ends` was posted."""
         for x in dict.fromkeys(self.posted[end] for end in ends if end in self.posted):
             writes = []
-            for end in self._kept(x.transfer):
+            for end in self._copies(x.transfer):
                 writes.append(self._slot(end))
                 self.posted.pop(end)
                 if x.transfer.kind is Cargo.PARAMETERS:
@@ -155,7 +155,7 @@ class RoutineBuilder:
             return [self.renewed.get(u, End(Role.COPY, u)) for u in transfer.parts]
         return self._message(transfer).sent
 
-    def _kept(self, transfer: Transfer) -> Sequence[End]:
+    def _copies(self, transfer: Transfer) -> Sequence[End]:
         if transfer.kind is Cargo.PARAMETERS:
             return [End(Role.COPY, u) for u in transfer.parts]
         return self._message(transfer).copies
@@ -230,9 +230,9 @@ def copies_of(
     """Returns what each `P` transfer brought to local ranks, in their order; () for others."""
     here = {x.rank: (x.copies, own) for x, own in zip(routines, slots, strict=True)}
     none: tuple[Mapping[int, int], Sequence[Any]] = ({}, ())
-    found = []
+    arrivals = []
     for transfer in crew.numbers:
         if transfer.kind is Cargo.PARAMETERS:
             copies, own = here.get(transfer.target, none)
-            found.append(tuple(own[copies[u]] for u in transfer.parts if u in copies))
-    return tuple(found)
+            arrivals.append(tuple(own[copies[u]] for u in transfer.parts if u in copies))
+    return tuple(arrivals)

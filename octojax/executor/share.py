@@ -138,7 +138,7 @@ class Share:
         )
         with wait(text, self.timeout_s, wake):
             threading.Thread(target=attempt, name="octopipe gather", daemon=True).start()
-            found, error = answer.get()
+            result, error = answer.get()
         if error is not None and error in woken:
             raise error
         if error is not None:
@@ -147,7 +147,7 @@ class Share:
                 f"rank has probably ended: see what it printed last. "
                 f"({str(error).splitlines()[0]})"
             ) from error
-        return found
+        return result
 
     def _brought(self, vector: Any, rank: int, width: int, dtype: Any) -> jax.Array:
         where = self.mesh.ranks[rank].replicated

@@ -110,15 +110,15 @@ class StandIns:
     ) -> None:
         self.clock: TransferClock | None = None
         self.given_away = {k for k, t in enumerate(transfers) if t.kind is Cargo.SUMS}
-        made: dict[Any, jax.Array] = {}
+        buffers: dict[Any, jax.Array] = {}
         self.values: dict[int, list[jax.Array]] = {}
         for number, (transfer, group) in enumerate(zip(transfers, values, strict=True)):
             if transfer.target in local:
                 keys = [(v.shape, v.dtype, v.sharding) for v in group]
                 for key, value in zip(keys, group, strict=True):
-                    if key not in made:
-                        made[key] = put(_made_up(value), value.sharding)
-                self.values[number] = [made[key] for key in keys]
+                    if key not in buffers:
+                        buffers[key] = put(_made_up(value), value.sharding)
+                self.values[number] = [buffers[key] for key in keys]
 
     def post(self, number: int) -> None:
         pass

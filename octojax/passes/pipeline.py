@@ -107,7 +107,7 @@ class Pipeline:
             if isinstance(subject, Plan) and name_of(each) != "transfers":
                 subject = LoweredPlan.of(subject, wiring)
             if name_of(each) == "transfers":
-                each, proven = _given(each, wiring=wiring), False
+                each, proven = _completed(each, wiring=wiring), False
             proven |= name_of(each) == "reorder"
             subject = self._applied(number, each, subject, proven)
         if isinstance(subject, Plan):
@@ -126,7 +126,7 @@ class Pipeline:
         self, number: int, each: Pass, subject: Subject, delivers: bool = False
     ) -> Subject:
         name = name_of(each)
-        bound = _given(each, costs=self.costs, machine=self.machine)
+        bound = _completed(each, costs=self.costs, machine=self.machine)
         result = bound(subject)
         wanted = LoweredPlan if name == "transfers" else type(subject)
         if not isinstance(result, wanted):
@@ -187,7 +187,7 @@ def lowered(
     return pipeline.run(plan, wiring)
 
 
-def _given(each: Pass, **values: Any) -> Pass:
+def _completed(each: Pass, **values: Any) -> Pass:
     """Returns the pass with those of `values` that it has a field for and lacks."""
     names = {f.name for f in fields(each)} if is_dataclass(each) else set()
     missing = {

@@ -31,8 +31,8 @@ def timed_stages(
 
 def programs_of(stage: Stage) -> dict[str, Program]:
     """Returns the stage's programs by the kind of action that runs them."""
-    found = {"F": stage.forward, "B": stage.backward, "I": stage.input_grad}
-    return found if stage.weight_grad is None else {**found, "W": stage.weight_grad}
+    functions = {"F": stage.forward, "B": stage.backward, "I": stage.input_grad}
+    return functions if stage.weight_grad is None else {**functions, "W": stage.weight_grad}
 
 
 def layer_costs(
@@ -45,7 +45,7 @@ def layer_costs(
     those of its programs and of the optimizer's state."""
     owned = state_bytes(staged, stages, optimizer)
     layers = staged.graph.layers
-    held = [[layers[at] for at in staged.partition.layers(s)] for s in range(len(stages))]
+    members = [[layers[at] for at in staged.partition.layers(s)] for s in range(len(stages))]
     return tuple(
         LayerCost(
             kind=own[0].kind if len(own) == 1 else "stage",
@@ -59,7 +59,7 @@ def layer_costs(
             weight_residual_bytes=kept_bytes(stage) + _inputs_of_weight_grad(stage),
             output_bytes=own[-1].output_bytes,
         )
-        for own, stage, times, state in zip(held, stages, seconds, owned, strict=True)
+        for own, stage, times, state in zip(members, stages, seconds, owned, strict=True)
     )
 
 

@@ -68,13 +68,13 @@ def measure(
     )
     timer = LayerTimer(layered, loss, batch, at_hand[0], optimizer, partition)
     costs = timer.costs(rounds, target_s)
-    found = machine or measure_machine(at_hand, transport)
+    described = machine or measure_machine(at_hand, transport)
     extra = (
         ("costs", f"measured, median of {rounds} rounds on {at_hand[0].device_kind}"),
         ("names", timer.names),
         *stages_of(partition),
     )
-    return Profile(name, costs, found, ranks, microbatches, extra)
+    return Profile(name, costs, described, ranks, microbatches, extra)
 
 
 def measure_layers(

@@ -166,12 +166,12 @@ def _dtype(name: str) -> Any:
     import jax.numpy as jnp
 
     try:
-        found = jnp.dtype(name)
+        dtype = jnp.dtype(name)
     except TypeError:
-        found = None
-    if found is None or not jnp.issubdtype(found, jnp.floating):
+        dtype = None
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"dtype {name!r}: expected bfloat16, float16 or float32")
-    return found
+    return dtype
 
 
 def _sizes(config: Any, path: str = "") -> Iterator[tuple[str, int]]:

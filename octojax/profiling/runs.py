@@ -31,13 +31,13 @@ class Prepared:
 
     def job(self) -> Callable[[int], None]:
         """Returns the timed form: n runs back to back."""
-        held = [self.sums]
+        accumulators = [self.sums]
 
         def job(times: int) -> None:
             outputs: Any = ()
             for _ in range(times):
-                outputs, held[0] = self.run(held[0], self.values)
-            jax.block_until_ready((outputs, held[0]))
+                outputs, accumulators[0] = self.run(accumulators[0], self.values)
+            jax.block_until_ready((outputs, accumulators[0]))
 
         return job
 

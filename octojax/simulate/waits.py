@@ -58,10 +58,10 @@ def gaps_of(
 
 
 class _Asynchronous:
-    """Transfers run beside computation: a rank waits for the input that comes last."""
+    """Transfers run while ranks compute: a rank waits for the input that comes last."""
 
     def __init__(self, spans: Sequence[ActionSpan], transfers: Sequence[TransferSpan]) -> None:
-        self.made = {
+        self.makers = {
             value: span
             for span in spans
             for action in actions_of(span.item)
@@ -74,7 +74,7 @@ class _Asynchronous:
         brought = [t for t in self._inputs(rank, span.item) if t.end_s > begin]
         if brought:
             late = max(brought, key=lambda t: t.end_s)
-            maker = self.made[late.kind, late.stage, late.microbatch]
+            maker = self.makers[late.kind, late.stage, late.microbatch]
             ready_s = min(max(begin, maker.end_s), stop)
             yield begin, ready_s, Cause.COMPUTATION, str(maker.item), maker.rank
             begin = min(max(ready_s, late.end_s), stop)

@@ -45,10 +45,10 @@ def with_recompute(
     table = generate("1f1b", p.ranks, p.microbatches)
     short = 0.0
     for _ in range(TRIES):
-        found = _least(p, window, borders, short)
-        if found is None:
+        cut = _least(p, window, borders, short)
+        if cut is None:
             break
-        sizes, flags = found
+        sizes, flags = cut
         flags = p.recompute.flags(p.ranks, flags if any(flags) else ())
         plan = Plan(sizes, table.placement, table, flags, name)
         yield plan

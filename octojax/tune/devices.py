@@ -71,11 +71,11 @@ def tune_devices(
     rows: list[Weighed] = []
     open_: list[_Choice] = []
     for sizes, microbatches in candidates(profile, devices, global_batch, most, tuple(zero)):
-        found = _choice(profile, sizes, microbatches, capacity_bytes)
-        if isinstance(found, Weighed):
-            rows.append(found)
+        choice = _choice(profile, sizes, microbatches, capacity_bytes)
+        if isinstance(choice, Weighed):
+            rows.append(choice)
         else:
-            open_.append(found)
+            open_.append(choice)
     open_.sort(key=lambda c: (c.bound_s / global_batch, c.sizes))
     budget = DEFAULT_SECONDS if seconds is None and iterations is None else seconds
     search = _Search(profile, global_batch, capacity_bytes, budget, iterations, seed, progress)
@@ -169,7 +169,7 @@ class _Search:
 
     @property
     def rows(self) -> list[Weighed]:
-        return [found.row for found in self.reached.values()]
+        return [outcome.row for outcome in self.reached.values()]
 
     @property
     def best(self) -> tuple[Weighed, TuneResult, Profile] | None:
@@ -191,9 +191,9 @@ class _Search:
             self.reached.values(), key=lambda f: (f.step_s, f.choice.bound_s, f.row.sizes)
         )
         shapes: dict[tuple[int, int, int], _Choice] = {}
-        for found in ranked:  # the best of every mesh
-            s = found.row.sizes
-            shapes.setdefault((s.pipeline, s.tensor, s.data), found.choice)
+        for choice in ranked:  # the best of every mesh
+            s = choice.row.sizes
+            shapes.setdefault((s.pipeline, s.tensor, s.data), choice.choice)
         chosen = list(shapes.values())[:SEARCHED]
         self._each(chosen, 0.6)
         if self.best is None:  # what fits is harder to find than with 1F1B
@@ -223,21 +223,21 @@ class _Search:
         table = generate("1f1b", sizes.pipeline, microbatches)
         for recompute in ((), (True,) * sizes.pipeline):
             plan = Plan(partition, table.placement, table, recompute)
-            made = measure(plan, problem)
-            if fits(made, problem):
+            evaluation = measure(plan, problem)
+            if fits(evaluation, problem):
                 ends = step_ends(self.profile, sizes, _layers_of_ranks(plan))
                 return Weighed(
                     sizes,
                     microbatches,
                     choice.bound_s,
-                    float(made.makespan_s) + max(ends.after_s) + max(ends.before_s),
-                    float(made.makespan_s),
-                    float(made.peak_bytes.max()),
+                    float(evaluation.makespan_s) + max(ends.after_s) + max(ends.before_s),
+                    float(evaluation.makespan_s),
+                    float(evaluation.peak_bytes.max()),
                     sum(recompute),
                     plan.num_stages,
                     f"1F1B{NOT_SEARCHED}",
                 )
-        over = float((made.peak_bytes - problem.capacity_bytes).max())
+        over = float((evaluation.peak_bytes - problem.capacity_bytes).max())
         note = f"1F1B lacks {size(over)} a device, all recomputed"
         return Weighed(sizes, microbatches, choice.bound_s, note=f"{note}{NOT_SEARCHED}")
 

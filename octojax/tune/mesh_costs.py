@@ -86,10 +86,10 @@ class Base:
             "gradient_ratio": 1.0,
             "exchange_bytes": math.inf,
         }
-        found = [extra.get(name, default) for name, default in defaults.items()]
+        values = [extra.get(name, default) for name, default in defaults.items()]
         wrong = [
             f"{name} = {value!r}"
-            for name, value in zip(defaults, found, strict=True)
+            for name, value in zip(defaults, values, strict=True)
             if not (isinstance(value, int | float) and value > 0)
             or (not math.isfinite(value) and name != "exchange_bytes")
         ]
@@ -97,7 +97,7 @@ class Base:
             raise ProfileError(
                 f"profile {profile.name!r}: {', '.join(wrong)}, expected numbers > 0"
             )
-        samples, tensor, *rest = found
+        samples, tensor, *rest = values
         return cls(float(samples), int(tensor), *map(float, rest))
 
 

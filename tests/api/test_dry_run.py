@@ -72,7 +72,7 @@ def test_bytes_are_those_of_the_state_that_the_same_step_makes(axis: str, zero: 
                 shards = [s for x in jax.tree.leaves(values) for s in x.addressable_shards]
                 return sum(s.data.nbytes for s in shards if s.device == device)
 
-            assert memory.params == held(state.held)
+            assert memory.params == held(state.model)
             assert memory.gradients == memory.params  # float32
             assert memory.optimizer == held(state.opt_state)
             assert zero == 0 or memory.optimizer < 1.2 * memory.params

@@ -209,7 +209,7 @@ def test_leaves_are_made_as_their_specs_say_they_lie() -> None:
 
     with compiled(plain, mesh, param_specs=specs) as step:
         state = step.init()
-        assert {unit.sharding.spec for unit in state.held.units} == {PartitionSpec(None, "tensor")}
+        assert {unit.sharding.spec for unit in state.model.units} == {PartitionSpec(None, "tensor")}
         jax.tree.map(np.testing.assert_array_equal, step.params(state), jax.jit(plain)())
 
 

@@ -101,11 +101,11 @@ def test_every_device_keeps_its_share(shape, schedule):
         owned = [matrices[r] * MATRIX // parts for r in range(len(ranks))]
         owned[step.loss.owners[[u.name for u in step.loss.staged.units].index("scale")]] += 16
         expected = {d: owned[r.index] for r in ranks for d in r.devices}
-        assert bytes_by_device(state.held.units) == expected
+        assert bytes_by_device(state.model.units) == expected
         moments = {d: 2 * size for d, size in expected.items()}
         arrays = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
         assert bytes_by_device(arrays) == moments
-        results, *_ = step.loss.run(step.loss.trainer, state.held, ROWS)
+        results, *_ = step.loss.run(step.loss.trainer, state.model, ROWS)
         assert bytes_by_device(results.gradients) == expected
 
 
@@ -123,7 +123,7 @@ def test_a_checkpoint_of_spread_parameters(tmp_path):
         state, _ = first(first.init(), ROWS)
         first.save(tmp_path / "a", state)
         again = first.restore(tmp_path / "a")
-        assert bytes_by_device(again.held.units) == bytes_by_device(state.held.units)
+        assert bytes_by_device(again.model.units) == bytes_by_device(state.model.units)
         other = second.restore(tmp_path / "a")
         jax.tree.map(np.testing.assert_array_equal, first.params(state), second.params(other))
         jax.tree.map(np.testing.assert_array_equal, first.opt_state(again), second.opt_state(other))
@@ -255,10 +255,10 @@ def test_a_model_that_exists_only_as_shapes():
 
     with compiled(mesh, {"b": P("tensor")}, params=shapes, loss=loss) as step:
         state = step.init(params=make())
-        assert [x.sharding.spec for x in state.held.units] == [P(None, "tensor"), P("tensor")]
+        assert [x.sharding.spec for x in state.model.units] == [P(None, "tensor"), P("tensor")]
     with compiled(mesh, {"b": P("tensor")}, params=make, loss=loss) as step:
         state = step.init()
-        assert [x.sharding.spec for x in state.held.units][1] == P("tensor")
+        assert [x.sharding.spec for x in state.model.units][1] == P("tensor")
         jax.tree.map(np.testing.assert_array_equal, step.params(state), jax.jit(make)())
 
 

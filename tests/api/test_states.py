@@ -206,7 +206,7 @@ def test_a_state_outlives_its_step_but_not_pickling() -> None:
     origin = pickle.loads(pickle.dumps(mine.origin))
     assert origin == mine.origin
     with pytest.raises(ValueError, match="was pickled"):
-        other.adopt(octopipe.TrainState(mine.held, mine.opt_state, 0, origin))
+        other.adopt(octopipe.TrainState(mine.model, mine.opt_state, 0, origin))
 
 
 def test_spent_and_fetched_states_are_refused() -> None:

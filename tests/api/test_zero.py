@@ -49,9 +49,9 @@ def test_the_same_step_with_less_on_each_device(zero, shape, schedule):
         last = set(step.loss.mesh.ranks[-1].devices)
         spread = {d: (per_rank + scale * (d in last)) // data for d in devices}
         whole = {d: per_rank + scale * (d in last) for d in devices}
-        assert bytes_by_device(state.held.units) == (spread if zero == 3 else whole)
+        assert bytes_by_device(state.model.units) == (spread if zero == 3 else whole)
         assert bytes_by_device(moments(state)) == {d: 2 * size for d, size in spread.items()}
-        results, *_ = step.loss.run(step.loss.trainer, state.held, ROWS)
+        results, *_ = step.loss.run(step.loss.trainer, state.model, ROWS)
         assert bytes_by_device(results.gradients) == spread
         ends = [p for p in step.report.collectives if p.name == "the end of a step"]
         assert {(c.kind, c.axes) for p in ends for c in p.collectives} <= {

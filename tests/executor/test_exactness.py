@@ -96,9 +96,9 @@ def test_copies_of_a_tied_weight_and_of_replicated_stages_stay_bit_equal():
         state, _ = step(state, case_of("tied-lm").batch(8))
     transfers = [t for t in step.loss.lowered.step.transfers if t.kind == "P"]
     assert sum(len(t.parts) for t in transfers) > 2
-    for transfer, copies in zip(transfers, state.held.copies, strict=True):
+    for transfer, copies in zip(transfers, state.model.copies, strict=True):
         for unit, copy in zip(transfer.parts, copies, strict=True):
-            np.testing.assert_array_equal(copy, state.held.units[unit])
+            np.testing.assert_array_equal(copy, state.model.units[unit])
 
 
 def test_a_gradient_that_is_not_finite_skips_the_update_on_every_rank():

@@ -123,7 +123,7 @@ def layouts(folder: str) -> None:
     """Every process makes and writes its parts; a whole program reads them, and what it wrote."""
     step, *_, batch = compiled("2x1x2", make=True)
     state, _ = step(step.init(), batch)
-    mine = [x for x in state.held.units if x is not None]
+    mine = [x for x in state.model.units if x is not None]
     assert mine
     assert all(2 * x.addressable_data(0).size == x.size for x in mine)
     whole = jax.jit(lambda: model(LAYERS)[0])()
