@@ -63,10 +63,10 @@ def command(
         str | None, typer.Option(help="Of a preset: bfloat16 (the default), float16 or float32.")
     ] = None,
     layers: Annotated[
-        int | None, typer.Option(help="Of a preset: another number of layers.", min=1)
+        int | None, typer.Option(help="Of a preset: so many layers; default: its own.", min=1)
     ] = None,
     pattern: Annotated[
-        str | None, typer.Option(help="Of a preset: another pattern, one letter per layer.")
+        str | None, typer.Option(help="Of a preset: one letter per layer; default: its own.")
     ] = None,
     sequence_parallel: Annotated[
         bool,

@@ -105,6 +105,7 @@ def test_sizes_are_chosen_for_devices_and_a_larger_tensor_axis_keeps_less() -> N
     assert half.activations <= whole.activations
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_and_what_is_not_there_is_said() -> None:
     given: dict[str, Any] = {"device": DEVICE, "progress": False}
     small = Machine("small", 1000.0)

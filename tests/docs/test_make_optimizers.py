@@ -34,7 +34,11 @@ def test_no_optimizer_of_the_table_differs_from_plain_optax() -> None:
 
 @pytest.mark.parametrize(
     ("table", "name"),
-    [("optax", "sgd"), ("optax", "lookahead"), ("rules", "sorted along layers")],
+    [
+        pytest.param("optax", "sgd", marks=pytest.mark.slow),
+        ("optax", "lookahead"),
+        ("rules", "sorted along layers"),
+    ],
 )
 def test_lines_are_what_the_script_writes(table: str, name: str) -> None:
     line = list(rows(TABLES[table], [name]))[-1]

@@ -306,8 +306,15 @@ def dense_experts(params, routes, x, config):
     return jnp.einsum("bte,bted->btd", weight, every)
 
 
-@pytest.mark.parametrize("capacity", [None, 0.6], ids=["dropless", "full experts drop"])
-@pytest.mark.parametrize("method", ["places", "ragged"])
+@pytest.mark.parametrize(
+    ("method", "capacity"),
+    [
+        pytest.param("ragged", None, id="ragged-dropless"),
+        pytest.param("places", 0.6, id="places-full experts drop"),
+        pytest.param("places", None, id="places-dropless", marks=pytest.mark.slow),
+        pytest.param("ragged", 0.6, id="ragged-full experts drop", marks=pytest.mark.slow),
+    ],
+)
 def test_both_methods_are_the_dense_formulation_with_its_gradients(method, capacity):
     config = MoEConfig(experts=4, chosen=2, hidden=3, capacity_factor=capacity, method=method)
     layer = nnx.eval_shape(

@@ -51,10 +51,8 @@ SMALL = {
         ),
     ),
 }
-NAMES = [
-    *(name for name in SMALL if name != "deepseek"),
-    pytest.param("deepseek", marks=pytest.mark.slow),
-]
+LONGER = ("jamba mamba-1", "nemotron_h experts", "deepseek")
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LONGER else name for name in SMALL]
 
 
 def make(name: str):
@@ -165,7 +163,7 @@ def test_loss_is_the_mean_over_microbatches(name):
     assert not zero, f"no gradient reaches {zero}"
 
 
-@pytest.mark.parametrize("name", ["nemotron_h", "jamba"])
+@pytest.mark.parametrize("name", ["nemotron_h", pytest.param("jamba", marks=pytest.mark.slow)])
 def test_half_precision_follows_float32(name):
     module, config = SMALL[name]
     half = dataclasses.replace(config, dtype=jnp.bfloat16)
@@ -185,7 +183,7 @@ def test_residual_stream_dtype_is_as_configured():
         assert model.layers[0](model.embedding(tokens(1, 4)))[0].dtype == expected
 
 
-@pytest.mark.parametrize("name", ["nemotron_h", "jamba"])
+@pytest.mark.parametrize("name", ["nemotron_h", pytest.param("jamba", marks=pytest.mark.slow)])
 def test_a_few_steps_learn_a_repeated_text(name):
     module, model = make(name)
     graph, params = nnx.split(model, nnx.Param)

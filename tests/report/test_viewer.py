@@ -356,7 +356,9 @@ CROWDED = {
 }
 
 
-@pytest.mark.parametrize("size", CROWDED)
+@pytest.mark.parametrize(
+    "size", [pytest.param(x, marks=[pytest.mark.slow] * (x == "64")) for x in CROWDED]
+)
 def test_busy_pixels_are_busy_time_at_every_zoom(page, tmp_path, size):
     timeline = uneven(*CROWDED[size])
     path = tmp_path / "crowded.html"

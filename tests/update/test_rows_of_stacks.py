@@ -162,9 +162,7 @@ def some(names: Any, *default: str) -> list[Any]:
     return [n if n in default else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
-@pytest.mark.parametrize(
-    "name", some(BY_ROWS, "adamw-mask", "labels-by-path", "muon-of-layers", "adafactor")
-)
+@pytest.mark.parametrize("name", some(BY_ROWS, "labels-by-path", "muon-of-layers", "adafactor"))
 def test_rows_are_updated_where_they_lie(name: str) -> None:
     assert moves(check(BY_ROWS[name]())) == 0
 
