@@ -98,8 +98,10 @@ def test_another_batch_in_one_process_is_named_in_all():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [0, 1, 3])
-@pytest.mark.parametrize("how", ["kill", "raise", "slow", "stop"])
+@pytest.mark.parametrize(
+    ("how", "victim"),
+    [("kill", 0), ("kill", 1), ("raise", 3), ("slow", 1), ("stop", 0), ("stop", 3)],
+)
 def test_a_lost_process_is_an_error_in_time(how, victim):
     """Of a rank's own processes, of its counterpart, and of the one that is neither."""
     begin = time.monotonic()
