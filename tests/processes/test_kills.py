@@ -12,6 +12,8 @@ import pytest
 from octojax.launch import launch
 
 SCRIPT = str(Path(__file__).parent / "falls.py")
+CASES = int(os.environ.get("KILLS", "16"))
+"""How many are tried: `KILLS=30 python -m pytest -m slow tests/processes/test_kills.py`."""
 PHASES = {"start": "", "compilation": "now compiling", "step": "now stepping", "save": "now saving"}
 
 
@@ -35,7 +37,7 @@ class Hit:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(CASES))
 def test_the_others_end_in_time_and_say_why(seed, tmp_path):
     rng = random.Random(seed)
     processes = rng.choice((2, 3))
