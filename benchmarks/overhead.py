@@ -10,12 +10,15 @@ medians over repeats that take turns, so that a busy machine slows all alike.
 import argparse
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +26,7 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
+from pair import accumulating_step
 from rich.console import Console
 from rich.table import Table
 
@@ -35,30 +39,6 @@ SIZES = {
     "tiny": (24, 64, 16, 16),
     "mid": (104, 256, 32, 64),
 }
-
-
-def plain_step(
-    model: nnx.Module, optimizer: optax.GradientTransformation, microbatches: int
-) -> tuple[Callable[[Any, Any, Any], Any], Any]:
-    """Returns the jitted unpipelined step, `lax.scan` over microbatches, and its parameters."""
-    graphdef, params = nnx.split(model, nnx.Param)
-
-    def loss(params: Any, batch: Any) -> jax.Array:
-        return jamba.loss(nnx.merge(graphdef, params), batch)
-
-    def step(params: Any, opt_state: Any, batch: Any) -> Any:
-        parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
-
-        def add(total: Any, part: Any) -> tuple[Any, None]:
-            found = jax.value_and_grad(loss)(params, part)
-            return jax.tree.map(lambda a, b: a + b / microbatches, total, found), None
-
-        zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
-        (value, grads), _ = jax.lax.scan(add, zeros, parts)
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, value
-
-    return jax.jit(step, donate_argnums=(0, 1)), jax.tree.map(jnp.copy, params)
 
 
 def python_per_action_us(step: octopipe.TrainStep, repeats: int = 20) -> float:
@@ -92,7 +72,7 @@ def measure(size: str, schedules: list[str], ranks: int, repeats: int, transport
     batch = {"tokens": tokens}
     mesh = Mesh(np.array(jax.devices()[:ranks]), ("pipe",))
 
-    plain, params = plain_step(model, optimizer, microbatches)
+    plain, params = accumulating_step(model, jamba.loss, optimizer, microbatches)
     start = time.perf_counter()
     held = [params, optimizer.init(params)]
 

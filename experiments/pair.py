@@ -114,18 +114,20 @@ def take_turns(
     return {name: Figures.of([each[name] for each in told if name in each]) for name in steps}
 
 
-def plain_step(
+def accumulating_step(
     model: nnx.Module,
     loss_fn: Callable[[Any, Any], jax.Array],
     optimizer: optax.GradientTransformation,
-    batch: Any,
     microbatches: int,
-) -> Step:
-    """Returns the step of the unpipelined model: one jitted program, `lax.scan` over the
-    microbatches, gradients added up, one update in place."""
+) -> tuple[Callable[[Any, Any, Any], Any], Any]:
+    """Returns the step of the unpipelined model, and a copy of its parameters.
+
+    The step is one jitted program: `lax.scan` over the microbatches, gradients added up, one
+    update. It takes parameters and optimizer state, which it overwrites, and a batch, and returns
+    both anew and the mean loss.
+    """
     graphdef, params = nnx.split(model, nnx.Param)
     update = optax.with_extra_args_support(optimizer).update
-    device = jax.local_devices()[0]
 
     def loss(params: Any, batch: Any) -> jax.Array:
         return loss_fn(nnx.merge(graphdef, params), batch)
@@ -142,13 +144,25 @@ def plain_step(
         updates, opt_state = update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, value
 
-    jitted = jax.jit(step, donate_argnums=(0, 1))
-    batch = jax.device_put(batch, device)
-    params = jax.device_put(jax.tree.map(jnp.copy, params), device)
+    return jax.jit(step, donate_argnums=(0, 1)), jax.tree.map(jnp.copy, params)
+
+
+def plain_step(
+    model: nnx.Module,
+    loss_fn: Callable[[Any, Any], jax.Array],
+    optimizer: optax.GradientTransformation,
+    batch: Any,
+    microbatches: int,
+) -> Step:
+    """Returns `accumulating_step` on the first device as one without arguments; it keeps its own
+    state."""
+    step, params = accumulating_step(model, loss_fn, optimizer, microbatches)
+    device = jax.local_devices()[0]
+    batch, params = jax.device_put((batch, params), device)
     state = [params, jax.device_put(optimizer.init(params), device)]
 
     def run() -> None:
-        *state[:], value = jitted(*state, batch)
+        *state[:], value = step(*state, batch)
         jax.block_until_ready((state, value))
 
     return run

@@ -43,11 +43,7 @@ class InOrder:
         self.transfers = tuple(transfers)
         local = frozenset(mesh.local_ranks)
         self.direct = {k for k, t in enumerate(transfers) if {t.source, t.target} <= local}
-        shardings = [
-            [v.sharding for v in group] if k in self.direct else []
-            for k, group in enumerate(values)
-        ]
-        self.copies = DevicePut(transfers, shardings, timeout_s)  # type: ignore[arg-type]
+        self.copies = DevicePut.of(self.direct, transfers, values, timeout_s)
         self.links = links_of(transfers, values, mesh, self.direct)
         self.num_programs = num_programs(self.links)
         self.coming: dict[int, tuple[float, list[jax.Array]]] = {}

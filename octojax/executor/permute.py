@@ -54,11 +54,7 @@ class PairPermute:
             for k, t in enumerate(transfers)
             if jax.process_count() > 1 and {t.source, t.target} <= self.local
         }
-        shardings = [
-            [v.sharding for v in group] if k in self.direct else []
-            for k, group in enumerate(values)
-        ]
-        self.copies = DevicePut(transfers, shardings, timeout_s)  # type: ignore[arg-type]
+        self.copies = DevicePut.of(self.direct, transfers, values, timeout_s)
         self.links = links_of(transfers, values, mesh, self.direct)
         self.num_programs = num_programs(self.links)
         self.lanes = [self._lane(k, t) for k, t in enumerate(transfers)]

@@ -165,6 +165,23 @@ class DevicePut:
         self.waits = jax.default_backend() == "cpu"
         self.clock: TransferClock | None = None
 
+    @classmethod
+    def of(
+        cls,
+        numbers: Collection[int],
+        transfers: Sequence[Transfer],
+        values: Sequence[Sequence[Any]],
+        timeout_s: float,
+    ) -> "DevicePut":
+        """Returns copies for the transfers of these numbers, among others that go another way.
+
+        `values[k]` are the shapes of transfer k at its target, with shardings.
+        """
+        shardings = [
+            [v.sharding for v in group] if k in numbers else [] for k, group in enumerate(values)
+        ]
+        return cls(transfers, shardings, timeout_s)
+
     def begin(self, order: Sequence[int], stop: Stop) -> None:
         self.mail.begin(stop)
 

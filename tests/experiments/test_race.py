@@ -110,20 +110,24 @@ def test_a_race_without_time_ends_in_time(tmp_path: Path) -> None:
     assert children() == before
 
 
+def main_job(folder: Path, steps: int) -> tuple[list[str], Path]:
+    """Returns the command of a tiny training run that ends with a race, and where it writes."""
+    text, out = folder / "text.txt", folder / "out"
+    text.write_text("pack my box with five dozen liquor jugs. " * 120)
+    options = (
+        f"--width=64 --length=16 --batch=4 --microbatches=2 --ranks=2 --steps={steps} --layers=1 "
+        "--tune-seconds=1 --no-check --race --no-evaluate"
+    )
+    script = str(EXPERIMENTS / "llama.py")
+    return [sys.executable, script, *options.split(), f"--data={text}", f"--out={out}"], out
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not TWO_CORES, reason="two cores race")
 def test_the_main_job_ends_with_a_race(tmp_path: Path) -> None:
-    text, out = tmp_path / "text.txt", tmp_path / "out"
-    text.write_text("pack my box with five dozen liquor jugs. " * 120)
-    options = (
-        "--width=64 --length=16 --batch=4 --microbatches=2 --ranks=2 --steps=3 --layers=1 "
-        "--tune-seconds=1 --no-check --race --no-evaluate"
-    )
-    command = [sys.executable, str(EXPERIMENTS / "llama.py"), *options.split()]
-    done = subprocess.run(
-        [*command, f"--data={text}", f"--out={out}"], capture_output=True, text=True, timeout=800
-    )
+    command, out = main_job(tmp_path, steps=3)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads((out / "summary.json").read_text())["race"]
     assert set(found["step_s"]) == {"plain", "1f1b", "tuned"}
@@ -138,18 +142,8 @@ def test_the_main_job_ends_with_a_race(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not TWO_CORES, reason="two cores race")
 def test_an_interrupted_race_leaves_nothing_behind(tmp_path: Path) -> None:
-    text, out = tmp_path / "text.txt", tmp_path / "out"
-    text.write_text("pack my box with five dozen liquor jugs. " * 120)
-    options = (
-        "--width=64 --length=16 --batch=4 --microbatches=2 --ranks=2 --steps=1 --layers=1 "
-        "--tune-seconds=1 --no-check --race --no-evaluate"
-    )
-    command = [sys.executable, str(EXPERIMENTS / "llama.py"), *options.split()]
-    job = subprocess.Popen(
-        [*command, f"--data={text}", f"--out={out}"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command, _ = main_job(tmp_path, steps=1)
+    job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     limit = time.monotonic() + 600
     racers: list[int] = []
     try:

@@ -267,6 +267,24 @@ def differ() -> None:
     check("1f1b" if jax.process_index() == 0 else "gpipe", 3)
 
 
+def break_program(step, how: str, slow_s: float) -> None:
+    """Replaces the fourth program of this process's first rank by one that kills or stops the
+    process, raises, or is slow."""
+    part = step.loss.trainer.engine.parts[0]
+    function, *rest = part.bound[3]
+
+    def broken(*values):
+        if how == "raise":
+            raise ZeroDivisionError("broken on purpose")
+        if how == "slow":
+            time.sleep(slow_s)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+        return function(*values)
+
+    part.bound[3] = (broken, *rest)
+
+
 def fail(how: str, who: str = "last") -> None:
     """A process is killed, stopped, slowed, or raises in the middle of a step."""
     params, loss, batch = model()
@@ -275,20 +293,7 @@ def fail(how: str, who: str = "last") -> None:
     )
     state, _ = step(step.init(), batch)
     if jax.process_index() == (jax.process_count() - 1 if who == "last" else 0):
-        engine = step.loss.trainer.engine
-        part = engine.parts[0]
-        function, *rest = part.bound[3]
-
-        def broken(*values):
-            if how == "raise":
-                raise ZeroDivisionError("broken on purpose")
-            if how == "slow":
-                time.sleep(8)
-                return function(*values)
-            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-            return function(*values)
-
-        part.bound[3] = (broken, *rest)
+        break_program(step, how, 8)
     state, metrics = step(state, batch)
     print("loss", float(metrics["loss"]))
 

@@ -27,10 +27,16 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def run(processes: int, *arguments: str, devices: int = 1, timeout_s: float = 30.0):
+def run(
+    processes: int,
+    *arguments: str,
+    devices: int = 1,
+    timeout_s: float = 30.0,
+    script: str = SCRIPT,
+):
     lines: list[tuple[int, str]] = []
     exits = launch(
-        [SCRIPT, *arguments],
+        [script, *arguments],
         processes,
         devices_per_process=devices,
         timeout_s=timeout_s,

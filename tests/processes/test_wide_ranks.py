@@ -9,22 +9,14 @@ import optax
 import pytest
 
 import octojax as octopipe
-from octojax.launch import launch
+from tests.processes import test_processes as processes
 from tests.processes.test_processes import assert_all_equal, said
 
 SCRIPT = str(Path(__file__).parent / "wide.py")
 
 
-def run(*arguments: str, processes: int = 4, devices: int = 1, timeout_s: float = 60.0):
-    lines: list[tuple[int, str]] = []
-    exits = launch(
-        [SCRIPT, *arguments],
-        processes,
-        devices_per_process=devices,
-        timeout_s=timeout_s,
-        echo=lambda process, line: lines.append((process, line)),
-    )
-    return exits, lines
+def run(*arguments: str, devices: int = 1, timeout_s: float = 60.0):
+    return processes.run(4, *arguments, devices=devices, timeout_s=timeout_s, script=SCRIPT)
 
 
 def test_two_ranks_of_two_processes():

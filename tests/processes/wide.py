@@ -2,11 +2,9 @@
 """Ranks of several processes: what `test_wide_ranks.py` runs."""
 
 import os
-import signal
 import sys
-import time
 
-from scripts import model, worst  # joins
+from scripts import break_program, model, worst  # joins
 
 print(f"pid {os.getpid()}", flush=True)
 
@@ -187,19 +185,7 @@ def fail(how: str, victim: str) -> None:
     step, _, _, batch = compiled("2x2x1", timeout_s=3.0)
     state, _ = step(step.init(), batch)
     if jax.process_index() == int(victim):
-        part = step.loss.trainer.engine.parts[0]
-        function, *rest = part.bound[3]
-
-        def broken(*values):
-            if how == "raise":
-                raise ZeroDivisionError("broken on purpose")
-            if how == "slow":
-                time.sleep(12)
-                return function(*values)
-            os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
-            return function(*values)
-
-        part.bound[3] = (broken, *rest)
+        break_program(step, how, 12)
     state, metrics = step(state, batch)
     print("loss", float(metrics["loss"]))
 
