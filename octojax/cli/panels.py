@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from octojax.cli.sources import Source
-from octojax.ir import Machine, Plan, Prediction, Profile, Timeline
+from octojax.ir import Machine, Plan, Prediction, Profile, Schedule, Timeline
 
 if TYPE_CHECKING:
     from octojax.report import Panel
@@ -30,6 +30,7 @@ def panel_of(source: Source, costs: Profile | None, bound_s: float | None = None
     content, note = source.content, source.note
     if isinstance(content, Timeline):
         return recorded(source.name, content, bound_s)
+    _announce(source.name, content if isinstance(content, Schedule) else content.schedule)
     prediction = content.prediction if isinstance(content, Plan) else None
     if costs is None:
         units = StageCosts.unit(content.num_stages, 1, 1, 1, 2)
@@ -46,6 +47,15 @@ def panel_of(source: Source, costs: Profile | None, bound_s: float | None = None
     title = f"{source.name}, simulated with profile {costs.name}"
     capacities = tuple(map(costs.machine.capacity, range(content.num_ranks)))
     return Panel(title, timeline, bound_s, note, stage_layers(content, costs), capacities)
+
+
+def _announce(name: str, table: Schedule) -> None:
+    """Says on standard error that a very large table is being simulated, which is silent else."""
+    from octojax.report.html import MOST_ACTIONS
+
+    count = sum(map(len, table.ranks))
+    if count > MOST_ACTIONS:
+        typer.echo(f"{name}: simulating {count:,} actions, which takes a while", err=True)
 
 
 def recorded(name: str, timeline: Timeline, bound_s: float | None = None) -> "Panel":

@@ -148,6 +148,7 @@ def test_a_large_page_says_so(octopipe, monkeypatch):
     monkeypatch.setattr("octojax.report.html.MOST_ACTIONS", 3)
     code, _, err = octopipe("show", "table.csv", "--html", "x.html")
     assert code == 0
+    assert "table: simulating 4 actions, which takes a while" in err
     assert "with 4 actions, over which a browser takes its time" in " ".join(err.split())
 
 
