@@ -128,9 +128,8 @@ class Initialization:
 
             self._functions[name] = jax.jit(function, out_shardings=where)
         value = self._functions[name](*(np.asarray(raw(self._value(v))) for v in inputs))
-        return jax.block_until_ready(
-            value
-        )  # one at a time: a program's own values take memory, too
+        # One at a time: a program's own values take memory, too.
+        return jax.block_until_ready(value)
 
     def _take(self, where: Sharding) -> Callable[[jax.Array, int], jax.Array]:
         """The program that takes a row of a stacked leaf."""

@@ -90,7 +90,7 @@ class _Pair:
     def move(self, piece_maps: Sequence[Mapping[Any, jax.Array]]) -> list[list[jax.Array]]:
         """Returns each value's pieces on the target; [] in a process without any of it.
 
-        `held[i]` are the pieces of value i by device, in a process that has the source.
+        `piece_maps[i]` are the pieces of value i by device, in a process that has the source.
         """
         whole = [
             jax.make_array_from_single_device_arrays(
