@@ -9,6 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -32,7 +33,11 @@ class Share:
     def __init__(self, mesh: PipelineMesh, timeout_s: float = 600.0) -> None:
         self.mesh, self.timeout_s = mesh, timeout_s
         self.spread = NamedSharding(mesh.mesh, PartitionSpec(mesh.axis))
-        self.line = Mesh(np.array([d for r in mesh.ranks for d in r.devices]), (_LINE,))
+        devices = [d for r in mesh.ranks for d in r.devices]
+        self.line = NamedSharding(Mesh(np.array(devices), (_LINE,)), PartitionSpec(_LINE))
+        self.processes = [d.process_index for d in devices]  # of each device of the line
+        sizes = [len(r.devices) for r in mesh.ranks]
+        self.firsts = [0, *accumulate(sizes[:-1])]  # where each rank's devices begin on it
         self._program = cache(self._compile)
         self._joining_program = cache(self._compile_joining)
 
@@ -99,20 +104,17 @@ class Share:
             for rank in (self.mesh.ranks[r] for r in self.mesh.local_ranks)
             for device in rank.local_devices
         ]
-        devices = list(self.line.devices)
-        where = NamedSharding(self.line, PartitionSpec(_LINE))
-        whole = joined((len(devices) * width,), where, mine)
+        whole = joined((len(self.processes) * width,), self.line, mine)
         whole = self._run(self._joining_program(width), whole)
-        rows = np.asarray(whole.addressable_data(0)).reshape(len(devices), width)
-        firsts = {rank.index: devices.index(rank.devices[0]) for rank in self.mesh.ranks}
+        rows = np.asarray(whole.addressable_data(0)).reshape(-1, width)
         arrays = {}
         for number, (owner, aval) in sorted(described.items()):
             if number in small:
-                value = rows[firsts[owner]][small[number]].view(aval.dtype).reshape(aval.shape)
+                value = rows[self.firsts[owner]][small[number]].view(aval.dtype).reshape(aval.shape)
                 arrays[number] = jax.device_put(value, self.mesh.home)
             else:
                 arrays[number] = self.from_owner(values.get(number), owner, aval)
-        heads = zip((d.process_index for d in devices), rows, strict=True)
+        heads = zip(self.processes, rows, strict=True)
         return {process: row[: len(header)].tobytes() for process, row in heads}, arrays
 
     def _bounded(self, work: Callable[[], Any]) -> Any:
@@ -160,8 +162,7 @@ class Share:
 
     def _compile_joining(self, width: int) -> Any:
         """One result, the rows of all devices, for the host."""
-        where = NamedSharding(self.line, PartitionSpec(_LINE))
-        return _gathering(lambda every: every, where, width, np.uint8)
+        return _gathering(lambda every: every, self.line, width, np.uint8)
 
     def _local(self, row: jax.Array, rank: int) -> jax.Array:
         """A result on this process's devices of a rank; on one, where the others are elsewhere."""
