@@ -13,7 +13,8 @@
 Each is a process of its own, pinned to the core; its Eigen has one thread. In each round every
 variant runs a few steps while the others wait, so that a busy machine slows all alike. Printed are
 medians over all steps, the ratios to plain, processor time, page faults, and the most memory that a
-process has had. Two cores: `two_cores.py`.
+process has had. All have huge pages, as processes of `octopipe launch` do, but with `--forget`. Two
+cores: `two_cores.py`.
 """
 
 import argparse
@@ -25,6 +26,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "experiments"))
 
 from turns import Program, answer
+
+from octojax.launch_environment import with_huge_pages
 
 MICROBATCHES = 8
 VARIANTS = ("plain", "kept", "whole-8")
@@ -104,10 +107,11 @@ def main() -> None:
         child(arguments)
         return
     names, variants = arguments.variants.split(","), []
+    environment = dict(os.environ) if arguments.forget else with_huge_pages(os.environ)
     try:
         for name in names:
             command = [sys.executable, __file__, "--child", name, *sys.argv[1:]]
-            variants.append(Program(name, command, dict(os.environ)))
+            variants.append(Program(name, command, environment))
         for _ in range(arguments.rounds):
             for variant in variants:
                 variant.run(arguments.steps)

@@ -4,6 +4,8 @@
     python benchmarks/two_cores.py --rounds 9 --steps 3 --width 192 --layers 14 -o result.json
 
     plain              one process on one core: one jitted step, `lax.scan` over the microbatches
+    both at once       that step in two processes that share nothing, a core and a batch each: what
+                       the machine's second core adds where there is neither bubble nor message
     1f1b               two processes, a core each: uniform stages, whole backwards
     zb-h1              the same with backwards split into I and W
     zb-h1-balanced     the same on stages of nearly equal time
@@ -62,6 +64,7 @@ class Outcome:
 
     tokens: int
     plain_s: float
+    both_s: float
     plain_processor_s: float
     plain_operations: float
     one_core_s: float
@@ -80,6 +83,8 @@ def speeds(x: Outcome) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|---|",
         f"| plain, one core | | {_ms(x.plain_s)} | {x.tokens / x.plain_s:,.0f} | 1.00 | 1.00 "
         f"| | | {_ms(x.plain_processor_s)} | |",
+        f"| plain, both at once | | {_ms(x.both_s)} | {2 * x.tokens / x.both_s:,.0f} "
+        f"| **{2 * x.plain_s / x.both_s:.2f}** | 2.00 | | | | |",
     ]
     for row in x.rows:
         lines.append(
@@ -189,14 +194,17 @@ def run(arguments: argparse.Namespace) -> Outcome:
     profile = timer.profile(9, microbatches=count, target_s=0.0, clock=time.process_time)
     say(f"profiled: {profile.num_layers} layers, link {profile.machine.latency_s * 1e3:.3g} ms")
     told = ""
-    steps: dict[str, Any] = {"plain": None}
+    plain_run = plain_step(model, loss, optimizer, batch, count)
+    steps: dict[str, Any] = {
+        "plain": plain_run if jax.process_index() == 1 else None,
+        "both at once": plain_run,
+    }
     if jax.process_index() == 0:
         every, bound_s = plans_of(profile, mesh.num_ranks, count, arguments.seconds)
         plans = {name: every[name] for name in arguments.plans}
         told = json.dumps({"plans": {n: p.to_json() for n, p in plans.items()}, "bound": bound_s})
     else:
-        steps["plain"] = plain_step(model, loss, optimizer, batch, count)
-        steps["plain"]()
+        plain_run()
     answer = json.loads(everyone(told, "plans")[0])
     plans = {name: Plan.from_json(data) for name, data in answer["plans"].items()}
     compiled = {}
@@ -222,6 +230,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     return Outcome(
         tokens=microbatch["tokens"].shape[0] * (microbatch["tokens"].shape[1] - 1) * count,
         plain_s=plain.step_s,
+        both_s=figures["both at once"].step_s,
         plain_processor_s=plain.processor_s,
         plain_operations=plain_operations(model, loss, microbatch) * count,
         one_core_s=count * sum(x.compute_s for x in profile.layers),

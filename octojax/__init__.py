@@ -1,13 +1,10 @@
 """OctoPipe in JAX. By convention: `import octojax as octopipe`.
 
-Importing this module imports neither JAX nor Flax: every public name loads on first use. With glibc
-it has threads to come share one arena (`octojax.executor.kept_memory`).
+Importing this module imports neither JAX nor Flax: every public name loads on first use.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
-
-from octojax.executor.kept_memory import share_arena
 
 if TYPE_CHECKING:
     from octojax.api.dry_run import dry_run as dry_run
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
     from octojax.processes import initialize as initialize
 
 __version__ = "0.1.0"
-share_arena()
 
 _HOMES = {
     "Comparison": "octojax.diagnosis",

@@ -10,29 +10,23 @@ import ctypes
 import functools
 import platform
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8  # of glibc's malloc.h
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
 _NEVER = 2**31 - 1
 _TWO_HEAPS = 2 * 64 * 2**20
 """An arena of a thread gives back the heaps of 64 MiB that it consists of, whatever the threshold
 says, unless what they leave is smaller than the padding."""
 
 
-def share_arena() -> bool:
-    """Has threads to come share one arena of glibc's; returns whether they will.
-
-    What one of them frees, another can use. It must come before JAX starts its threads, so
-    importing octojax does it: what is larger than 64 MiB an arena of a thread's own always maps,
-    and gives back at once.
-    """
-    return _set_options((_ARENA_MAX, 1))
-
-
 @functools.cache
 def keep_memory() -> bool:
     """Tells glibc to keep what is freed for later allocations; returns whether it will.
 
-    No allocation is mapped by itself, and none is given back. Holds for the whole process from
-    now on, which stays as large as it once was. Does nothing with other C libraries or allocators.
+    No allocation is mapped by itself, and none is given back, but for those of more than 64 MiB in
+    threads other than the main one: no heap of an arena holds them. Their pages cost 512 times
+    less where the process was started with huge pages, as `octopipe launch` does. (Threads that
+    share one arena would keep these too; a step of many small buffers then takes 1.7 times as
+    long, waiting for its lock and looking through its bins.) Holds for the whole process from now
+    on, which stays as large as it once was. Does nothing with other C libraries or allocators.
     """
     return _set_options((_TOP_PAD, _TWO_HEAPS), (_TRIM_THRESHOLD, _NEVER), (_MMAP_MAX, 0))
 

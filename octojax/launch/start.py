@@ -19,6 +19,7 @@ from octojax.launch_environment import (
     NUM_PROCESSES,
     PROCESS_ID,
     TIMEOUT,
+    with_huge_pages,
 )
 
 _COUNT = "--xla_force_host_platform_device_count"
@@ -92,7 +93,7 @@ def _free_port(port: int | None) -> int:
 def _environment(
     address: str, num_processes: int, process_id: int, devices: int, timeout_s: float
 ) -> dict[str, str]:
-    env = dict(os.environ)
+    env = with_huge_pages(os.environ)
     flags = [flag for flag in env.get("XLA_FLAGS", "").split() if not flag.startswith(_COUNT)]
     env["XLA_FLAGS"] = " ".join([*flags, f"{_COUNT}={devices}"])
     env[COORDINATOR] = address

@@ -1,5 +1,6 @@
 """Memory that a process keeps: what is freed is there for the next allocation."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 
 from octojax.api.options import Options
 from octojax.executor.kept_memory import keep_memory
+from octojax.launch_environment import TUNABLES, with_huge_pages
 
 PROGRAM = """
 import ctypes, resource, sys, threading
@@ -40,8 +42,11 @@ thread.join()
 
 def faults(how):
     """Returns the page faults of a main thread, and of another, that use the same memory again."""
+    small_pages = {**os.environ, TUNABLES: "glibc.malloc.hugetlb=0"}
     run = [sys.executable, "-c", PROGRAM, how]
-    out = subprocess.run(run, capture_output=True, text=True, check=True, timeout=120).stdout
+    out = subprocess.run(
+        run, capture_output=True, text=True, check=True, timeout=120, env=small_pages
+    ).stdout
     return [int(line) for line in out.split()]
 
 
@@ -50,6 +55,14 @@ def test_kept_memory_costs_no_new_pages_in_any_thread():
     pages = 2 * 160 * 2**20 // 4096
     assert min(faults("forget")) > pages / 2
     assert max(faults("keep")) < pages / 50
+
+
+def test_huge_pages_join_what_the_environment_asks_of_glibc():
+    assert with_huge_pages({"A": "b"}) == {"A": "b", TUNABLES: "glibc.malloc.hugetlb=1"}
+    tcache = {TUNABLES: "glibc.malloc.tcache_count=0"}
+    assert with_huge_pages(tcache)[TUNABLES] == f"{tcache[TUNABLES]}:glibc.malloc.hugetlb=1"
+    asked = {TUNABLES: "glibc.malloc.hugetlb=2"}
+    assert with_huge_pages(asked) == asked == with_huge_pages(with_huge_pages(asked))
 
 
 def test_other_c_libraries_are_left_alone(monkeypatch):
