@@ -118,8 +118,8 @@ def main(
             str | None, typer.Option(help="Of the parameters, with --dry-run [the preset's].")
         ] = None,
         machine: Annotated[
-            Path | None, typer.Option(help="Described machine (JSON), with --dry-run [H100s].")
-        ] = None,
+            str, typer.Option(help="By name (`octopipe machines`), TOML or JSON, with --dry-run.")
+        ] = "h100",
     ) -> None:
         if dry_run != (preset is not None):
             raise ValueError("--dry-run needs --preset, and --preset is for --dry-run alone")

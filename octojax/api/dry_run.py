@@ -25,7 +25,7 @@ from octojax.api.pipelined import PipelinedLoss
 from octojax.api.report import unit_bytes
 from octojax.api.step import TrainStep
 from octojax.costs import Device, estimate
-from octojax.errors import MeshError
+from octojax.errors import CapacityError, MeshError
 from octojax.frontends import PureLoss, adapt
 from octojax.frontends.specs import partition_specs
 from octojax.ir import LayerCost, Machine, Plan, Profile, Timeline
@@ -44,6 +44,8 @@ from octojax.update.state import piece_aval
 
 TENSOR_AXIS = "tensor"
 GIB = 2**30
+SEARCHES = 3
+"""At most so many, each with less room than the one before, until what is counted fits."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,13 @@ class DryRun:
     @property
     def fits(self) -> bool:
         """Whether every device has room for its peak."""
-        return all(m.peak <= self.profile.machine.capacity(m.rank) for m in self.memory)
+        return self.lacking <= 0
+
+    @property
+    def lacking(self) -> float:
+        """Bytes that the fullest device lacks; of what is left there, the negative."""
+        capacity = self.profile.machine.capacity
+        return max(m.peak - capacity(m.rank) for m in self.memory)
 
     def __str__(self) -> str:
         capacity = self.profile.machine.capacity_bytes
@@ -108,6 +116,13 @@ class DryRun:
             )
             for m in self.memory
         ]
+        if not self.fits:
+            ranks = [m.rank for m in self.memory if m.peak > self.profile.machine.capacity(m.rank)]
+            lines.append(
+                f"DOES NOT FIT: {self.lacking / GIB:.3g} GiB are lacking on rank "
+                f"{', '.join(map(str, ranks))}; more devices, a larger tensor axis, zero=3 or "
+                f"smaller microbatches need less"
+            )
         if self.assumed_specs:
             lines.append(
                 "the model has no specs for the tensor axis: matrices were taken as divided "
@@ -147,29 +162,69 @@ def dry_run(
     with call("dry run"), compat.jit_enabled(), compat.without_mesh() as callers:
         pure = adapt(model, loss_fn, params, trainable=trainable, state=state)
         settings = options_of(pure.example(model), **{"progress": False, **options})
-        rows = _rows(batch)
-        choice = None
         if devices is not None and mesh is None:
             profile = _profile(pure, batch, 1, device, machine, kinds)
-            choice = tune_devices(
-                profile,
-                devices,
-                rows,
-                max_tensor=max_tensor,
-                zero=(settings.zero,) if settings.zero else (0, 1),
-                seconds=settings.tune_seconds,
-                seed=settings.seed,
-            )
-            sizes = choice.best.sizes
-            mesh = _mesh_of(sizes, devices, settings.axis)
-            settings = replace(
-                settings, plan=choice.result.plan, microbatches=choice.best.microbatches
+            return _chosen(
+                pure, batch, settings, devices, optimizer, machine, device, profile, max_tensor
             )
         if mesh is None:
             mesh = callers
         if not isinstance(mesh, Mesh):
             raise MeshError("a dry run needs devices=, or the mesh= that would be used")
-        return _run(pure, batch, settings, mesh, optimizer, machine, device, kinds, choice)
+        return _run(pure, batch, settings, mesh, optimizer, machine, device, kinds)
+
+
+def _chosen(
+    pure: PureLoss,
+    batch: Any,
+    options: Options,
+    devices: int,
+    optimizer: optax.GradientTransformation,
+    machine: Machine,
+    device: Device,
+    profile: Profile,
+    max_tensor: int | None,
+) -> DryRun:
+    """Returns the quickest sizes and plan found whose devices have room for what is counted.
+
+    The search knows the layers' estimates; what the stages' programs keep may be more. The next
+    search leaves as much room free as the one before lacked of it, and half of that where no plan
+    is so lean.
+    """
+    room = too_much = machine.capacity_bytes
+    result = None
+    for _ in range(SEARCHES):
+        try:
+            choice = tune_devices(
+                profile,
+                devices,
+                _rows(batch),
+                max_tensor=max_tensor,
+                zero=(options.zero,) if options.zero else (0, 1),
+                capacity_bytes=room,
+                seconds=options.tune_seconds,
+                seed=options.seed,
+            )
+        except CapacityError:
+            if result is None:
+                raise
+            room = (room + too_much) / 2
+            continue
+        mesh = _mesh_of(choice.best.sizes, devices, options.axis)
+        planned = replace(options, plan=choice.result.plan, microbatches=choice.best.microbatches)
+        kinds = profile.kinds
+        dry = _run(pure, batch, planned, mesh, optimizer, machine, device, kinds, choice)
+        if result is None or dry.lacking < result.lacking:
+            result = dry
+        if dry.fits:
+            break
+        too_much = room
+        room -= max(
+            memory.peak - estimate
+            for memory, estimate in zip(dry.memory, choice.result.peak_bytes, strict=True)
+        )
+    assert result is not None
+    return result
 
 
 def _run(
@@ -181,7 +236,7 @@ def _run(
     machine: Machine,
     device: Device,
     kinds: Sequence[str],
-    choice: DevicesResult | None,
+    choice: DevicesResult | None = None,
 ) -> DryRun:
     shape: dict[str, int] = dict(mesh.shape)
     data, tensor = shape.get(DATA_AXIS, 1), shape.get(TENSOR_AXIS, 1)

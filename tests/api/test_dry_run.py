@@ -1,5 +1,7 @@
 """A dry run says what `compile` decides and what its devices will hold, without making anything."""
 
+import importlib
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 import octojax as octopipe
-from octojax.api.dry_run import largest_dimension
+from octojax.api.dry_run import DryRun, largest_dimension
 from octojax.costs import Device
 from octojax.errors import CapacityError, MeshError
 from octojax.ir import Machine
@@ -121,6 +123,48 @@ def test_what_does_not_fit_and_what_is_not_there_is_said() -> None:
         )  # fmt: skip
     with pytest.raises(MeshError, match="needs devices=, or the mesh="):
         octopipe.dry_run(make, loss, optax.adam(1e-3), SHAPES, machine=MACHINE, **given)
+
+
+@pytest.mark.parametrize("plans", [1, 9])
+def test_plans_that_need_more_than_the_search_knew_give_way_or_are_said_loudly(
+    plans: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many plans whose programs keep 500 bytes more than there is room."""
+    module = importlib.import_module("octojax.api.dry_run")
+    count, search, rooms = module._memory, module.tune_devices, []
+
+    def tune_devices(*args: Any, **options: Any) -> Any:
+        rooms.append(options["capacity_bytes"])
+        return search(*args, **{**options, "seconds": None, "iterations": 3})
+
+    def memory(step: Any, timeline: Any) -> Any:
+        first, *others = count(step, timeline)
+        if machine is not MACHINE and len(rooms) <= plans:
+            lack = machine.capacity_bytes + 500 - first.peak
+            first = replace(first, activations=first.activations + round(lack))
+        return (first, *others)
+
+    def dry() -> DryRun:
+        return octopipe.dry_run(
+            make, loss, optax.adam(1e-3), SHAPES, machine=machine, device=DEVICE, devices=2,
+            progress=False,
+        )  # fmt: skip
+
+    monkeypatch.setattr(module, "_memory", memory)
+    monkeypatch.setattr(module, "tune_devices", tune_devices)
+    machine = MACHINE
+    free = dry()
+    assert free.fits
+    assert free.choice is not None
+    assert rooms == [MACHINE.capacity_bytes]
+    room = max(free.choice.result.peak_bytes) + 100
+    rooms.clear()
+    machine = replace(MACHINE, capacity_bytes=room)
+    tight = dry()
+    assert rooms[0] == room
+    assert max(rooms[1:]) <= room - 250
+    assert tight.fits == (plans == 1)
+    assert tight.fits != ("DOES NOT FIT: " in str(tight))
 
 
 def test_the_largest_dimension_that_divides_is_divided() -> None:
