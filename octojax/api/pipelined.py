@@ -192,6 +192,7 @@ class PipelinedLoss:
             self.staged.units,
             self.mesh,
             options.param_specs,
+            pure.aliases,
         )
         self.stages: tuple[tuple[Stage, ...], ...] = self._stages()
         self._check_state()

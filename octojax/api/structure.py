@@ -135,15 +135,17 @@ def _by_path(
     keys = words_of(expected.treedef)
     values = {words(path): leaf for path, leaf in paths}
     if set(values) != set(keys):  # a wrapper's own word (`.value`) may be on one side alone
-        bare = [_bare(key) for key in keys]
-        bare_values = {_bare(key): leaf for key, leaf in values.items()}
+        bare = [without_value(key) for key in keys]
+        bare_values = {without_value(key): leaf for key, leaf in values.items()}
         if len(set(bare)) == len(bare) and len(bare_values) == len(values):
             keys, values = bare, bare_values
     leaves = [values.get(key, _NOTHING) for key in keys]
     missing = [name for name, x in zip(expected.names, leaves, strict=True) if x is _NOTHING]
     expected_keys = set(keys)
     extra = [
-        ".".join(_bare(key)) or "a leaf at the root" for key in values if key not in expected_keys
+        ".".join(without_value(key)) or "a leaf at the root"
+        for key in values
+        if key not in expected_keys
     ]
     return leaves, [name or "a leaf at the root" for name in missing], extra
 
@@ -163,7 +165,8 @@ class _Leaf:
     """Stands for a value: containers may look at those they are built of, but find no array."""
 
 
-def _bare(key: tuple[str, ...]) -> tuple[str, ...]:
+def without_value(key: tuple[str, ...]) -> tuple[str, ...]:
+    """A path without the word for the value of a variable."""
     return key[:-1] if len(key) > 1 and key[-1] in ("value", "raw_value") else key
 
 

@@ -1,13 +1,13 @@
 """A loss of a `flax.nnx` module."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax.tree_util as tree
 from flax import nnx
 
 from octojax.frontends.overwritten import OVERWRITTEN, refuse_overwritten
-from octojax.frontends.pure import PureLoss, split_result
+from octojax.frontends.pure import Path, PureLoss, split_result
 from octojax.frontends.unwritten import check_unwritten
 
 
@@ -48,7 +48,31 @@ def adapt_nnx(
         return _fresh(tuple(nnx.split(model, trainable, ...)[1:]))
 
     params, state = _fresh((params, state))
-    return PureLoss(fn, params, state, merge, split_model)
+    return PureLoss(fn, params, state, merge, split_model, aliases=_aliases(model))
+
+
+def _aliases(model: nnx.Module) -> dict[Path, tuple[Path, ...]]:
+    """Returns the other paths of every variable that the module has at several.
+
+    A shared module shares all of its variables; the first path is the one that states have.
+    """
+    groups = [[_words(path) for path in group] for group in nnx.find_duplicates(model)]
+    aliases = {}
+    for path, _ in nnx.to_flat_state(nnx.state(model)):
+        own = _words(path)
+        others = {
+            other + own[len(first) :]
+            for first, *rest in groups
+            if own[: len(first)] == first
+            for other in rest
+        }
+        if others:
+            aliases[own] = tuple(sorted(others))
+    return aliases
+
+
+def _words(path: Iterable[Any]) -> Path:
+    return tuple(map(str, path))
 
 
 def _refuse_overwritten(*states: Any) -> None:

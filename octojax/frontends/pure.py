@@ -1,11 +1,13 @@
 """The one form that every front end makes of a user's model and loss."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from octojax.errors import LossError
 from octojax.frontends.constructor import is_constructor
+
+Path = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,9 @@ class PureLoss:
 
     Where the user gave a function that makes the model, `params` and `state` are shapes, and
     `make()` returns their values: to be traced, as nobody may hold all of them.
+
+    `aliases[path]` are the other paths at which the model has the parameter or variable of that
+    path (tied weights), as words.
     """
 
     fn: Callable[[Any, Any, Any], tuple[Any, Any, Any]]
@@ -27,6 +32,7 @@ class PureLoss:
     merge: Callable[[Any, Any], Any]
     split: Callable[[Any], tuple[Any, Any] | None] = lambda model: None
     make: Callable[[], tuple[Any, Any]] | None = None
+    aliases: Mapping[Path, tuple[Path, ...]] = field(default_factory=dict)
 
     def example(self, model: Any) -> Any:
         """Returns `model`, or where it is a function, the model that it makes, of shapes."""

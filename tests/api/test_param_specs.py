@@ -297,6 +297,68 @@ def test_dimensions_that_do_not_divide_are_listed():
         )
 
 
+class Tied(nnx.Module):
+    """The first matrix is also the last one, and the block runs twice, under two names."""
+
+    def __init__(self, rngs):
+        self.up = nnx.Linear(WIDTH, HIDDEN, use_bias=False, rngs=rngs)
+        self.block = nnx.Linear(HIDDEN, HIDDEN, use_bias=False, rngs=rngs)
+        self.down = nnx.Linear(WIDTH, HIDDEN, use_bias=False, rngs=rngs)
+        self.down.kernel, self.later = self.up.kernel, self.block
+
+    def __call__(self, x):
+        h = self.later(jnp.tanh(self.block(jnp.tanh(self.up(x)))))
+        return h @ self.down.kernel[...].T
+
+
+def tied_by_hand(params, x):
+    h = jnp.tanh(x @ params["down"]["kernel"])
+    h = jnp.tanh(h @ params["block"]["kernel"]) @ params["block"]["kernel"]
+    return jnp.mean((h @ params["down"]["kernel"].T - 1) ** 2)
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        {"up": {"kernel": P(None, "tensor")}, "later": P("tensor")},
+        lambda path, shape: {"up.kernel": P(None, "tensor"), "block.kernel": P("tensor")}.get(path),
+    ],
+)
+def test_a_tied_weight_has_the_spec_of_any_of_its_paths(specs):
+    model = Tied(nnx.Rngs(0))
+    with compiled(mesh_of(2, 1, 2), specs, params=model, loss=nnx_loss) as step:
+        divided = {name: tuple(spec).index("tensor") for name, spec in specs_of(step).items()}
+        assert divided == {"block.kernel": 0, "down.kernel": 1}
+        params = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+        assert_trains(step, params, tied_by_hand)
+
+
+@pytest.mark.parametrize("function", [False, True])
+def test_two_specs_for_one_tied_weight_are_refused_with_all_offenders(function):
+    by_path = {
+        "up": {"kernel": P(None, "tensor")},
+        "down": {"kernel": P("tensor")},
+        "block": {"kernel": P("tensor")},
+        "later": {"kernel": P(None, "tensor")},
+    }
+
+    def spec(path, shape):
+        first, *rest = path.split(".")
+        return by_path[first][rest[0]]
+
+    text = (
+        r"block\.kernel .*'tensor'.* and later\.kernel .*None, 'tensor'.*; "
+        r"down\.kernel .*'tensor'.* and up\.kernel .*None, 'tensor'.* the same spec"
+    )
+    with pytest.raises(MeshError, match=text):
+        compiled(
+            mesh_of(2, 1, 2),
+            spec if function else by_path,
+            params=Tied(nnx.Rngs(0)),
+            loss=nnx_loss,
+        )
+
+
 def test_the_layers_of_a_stack_are_not_spread():
     stacked = {"w": np.stack([np.eye(4, dtype=np.float32)] * 4)}
 
