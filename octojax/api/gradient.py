@@ -9,7 +9,7 @@ from octojax import compat
 from octojax.api.options import options_of
 from octojax.api.pipelined import PipelinedLoss
 from octojax.api.structure import like
-from octojax.errors import MeshError
+from octojax.arrays import put
 from octojax.frontends import adapt
 from octojax.processes import call
 
@@ -29,7 +29,8 @@ def value_and_grad(
     `params` and `batch` are examples of the arguments: pytrees for `loss_fn(params, batch)`,
     or an nnx module for `loss_fn(module, batch)`, whose gradients then come as its state of
     parameters. With `has_aux`, `f` returns `((loss, aux), grads)`. Each gradient lies where
-    its parameter lies. Options are those of `octopipe.compile`.
+    its parameter lies, also over the devices of several processes. Options are those of
+    `octopipe.compile`.
 
     `f` finds leaves by their paths, and raises `ValueError` listing all that are missing, that
     `params` or `batch` did not have, or that have another shape or type.
@@ -46,12 +47,6 @@ def value_and_grad(
                 f"value_and_grad keeps nothing. Leave zero= out"
             )
         loss = PipelinedLoss(pure, batch, settings, mesh, callers=callers)
-        if loss.mesh.spans_processes:
-            raise MeshError(
-                "octopipe.value_and_grad gives gradients where the parameters lie, and this mesh "
-                "has ranks of several processes. Use octopipe.compile, whose step.value_and_grad("
-                "state, batch) gives them whole in every process"
-            )
         _ = loss.trainer
     return PipelinedGradient(loss, loss_fn, has_aux)
 
@@ -74,7 +69,10 @@ class PipelinedGradient:
             model = loss.place(loss.source(now.params, now.state))
             values = jax.tree.leaves((now.params, now.state))
             results, value, aux = loss.run(loss.trainer, model, batch, values=values)
-            return value, aux, loss.tree(loss.filled(results))
+            gradients = loss.filled(results)
+            if loss.mesh.spans_processes:
+                gradients = loss.layout.gathered_units(gradients)
+            return value, aux, loss.tree(gradients)
 
         with call("value_and_grad"):
             value, aux, gradients = loss.calls.run(work, "value_and_grad")
@@ -94,5 +92,5 @@ class PipelinedGradient:
 
 def _on_same_devices(gradient: jax.Array, param: Any) -> jax.Array:
     if isinstance(param, jax.Array):
-        return jax.device_put(gradient, param.sharding)
-    return jax.device_put(gradient, jax.devices()[0])
+        return put(gradient, param.sharding)
+    return jax.device_put(gradient, jax.local_devices()[0])

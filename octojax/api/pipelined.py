@@ -475,7 +475,11 @@ class PipelinedLoss:
                 f"lambda: Model(config, rngs=nnx.Rngs(0))"
             )
         values = leaves_like(own if user_values is None else user_values, leaves, what)
-        return GivenLeaves(readable(values, leaves.names))
+        return GivenLeaves(self._readable(values, leaves.names))
+
+    def _readable(self, values: Sequence[Any], names: Sequence[str]) -> list[Any]:
+        """Returns values of the caller's whole; all processes give arrays of the same devices."""
+        return readable(values if self.share is None else self.share.whole(values), names)
 
     @cached_property
     def initialization(self) -> Initialization | None:
@@ -690,7 +694,7 @@ class PipelinedLoss:
             expected = Leaves(self.batch_tree, self.split.names, self.split.avals)
             leaves = leaves_like(batch, expected, "the leaves of this batch")
         self.split.check(leaves)
-        return readable(leaves, self.split.names)
+        return self._readable(leaves, self.split.names)
 
     def next_state(
         self, before: ModelValues, results: Results

@@ -63,9 +63,10 @@ def readable(leaves: Sequence[Any], names: Sequence[str]) -> list[Any]:
     ]
     if spread:
         raise ValueError(
-            f"{listed(f'{len(spread)} values', spread)} have parts on devices of other processes. "
-            f"Every process gives the whole value, such as a NumPy array; each puts its own part "
-            f"onto its devices. (step.init takes a reader of slices, too)"
+            f"{listed(f'{len(spread)} values', spread)} have parts on devices of some other "
+            f"processes. Every process gives the whole value, such as a NumPy array, or an array "
+            f"with a NamedSharding over devices of all processes; each puts its own part onto its "
+            f"devices. (step.init takes a reader of slices, too)"
         )
     return values
 

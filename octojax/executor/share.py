@@ -7,7 +7,7 @@ other collective over the full axis.
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import Any
@@ -59,8 +59,34 @@ class Share:
         rows = self._run(self._program(width, jnp.dtype(dtype)), whole)
         return {rank: [self._local(row, rank) for row in rows] for rank in self.mesh.local_ranks}
 
+    def whole(self, values: Sequence[Any]) -> list[Any]:
+        """Returns arrays that are spread over devices of all processes as this process can read
+        them, on one device of it; other values as they are. All processes have the same list."""
+        everyone = set(self.processes)
+
+        def is_spread(x: Any) -> bool:
+            return (
+                isinstance(x, jax.Array)
+                and not (x.is_fully_addressable or x.is_fully_replicated)
+                and isinstance(x.sharding, NamedSharding)
+                and {device.process_index for device in x.sharding.device_set} == everyone
+            )
+
+        def gathered() -> list[Any]:
+            alike = [NamedSharding(x.sharding.mesh, PartitionSpec()) for x in spread]
+            return jax.block_until_ready([*map(put, spread, alike)])
+
+        spread = [x for x in values if is_spread(x)]
+        if not spread:
+            return list(values)
+        parts = iter(self._bounded(gathered, "for the other processes' parts of arrays"))
+        return [next(parts).addressable_data(0) if is_spread(x) else x for x in values]
+
     def _run(self, program: Any, whole: jax.Array) -> Any:
-        return self._bounded(lambda: jax.block_until_ready(program(whole)))
+        return self._bounded(
+            lambda: jax.block_until_ready(program(whole)),
+            "at the end of the step for the other ranks' results",
+        )
 
     def from_owner(self, value: jax.Array | None, owner: int, aval: Any) -> jax.Array:
         """Returns rank `owner`'s value on the first local rank, exact to the bit.
@@ -117,8 +143,9 @@ class Share:
         heads = zip(self.processes, rows, strict=True)
         return {process: row[: len(header)].tobytes() for process, row in heads}, arrays
 
-    def _bounded(self, work: Callable[[], Any]) -> Any:
-        """Returns what `work` returns; a peer that never joins it is an error in time."""
+    def _bounded(self, work: Callable[[], Any], awaited: str) -> Any:
+        """Returns what `work` returns; a peer that never joins it is an error in time, which says
+        what was awaited and when."""
         answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
         woken: list[Exception] = []
 
@@ -134,9 +161,8 @@ class Share:
 
         mine = ", ".join(map(str, self.mesh.local_ranks))
         text = (
-            f"rank {mine} waited {self.timeout_s:g} s at the end of the step for the other ranks' "
-            f"results: a process has stopped, or is slower than that. Raise timeout_s if a step "
-            f"may take so long"
+            f"rank {mine} waited {self.timeout_s:g} s {awaited}: a process has stopped, or is "
+            f"slower than that. Raise timeout_s if a step may take so long"
         )
         with wait(text, self.timeout_s, wake):
             threading.Thread(target=attempt, name="octopipe gather", daemon=True).start()

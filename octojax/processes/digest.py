@@ -23,21 +23,32 @@ _BLOCKS = 64
 
 
 def describe(leaf: Any, limit_bytes: int = WHOLE_BYTES) -> str:
-    """Returns type, shape and sum of an array, such as `float32[8,16] 1b2c3d4e`."""
+    """Returns type, shape and sum of an array, such as `float32[8,16] 1b2c3d4e`.
+
+    An array of which other processes have parts is one array of all; its layout is in the place
+    of the sum.
+    """
     dtype = leaf.dtype if _keys(leaf) else jax.numpy.result_type(leaf)
     shape = ",".join(map(str, np.shape(leaf)))
+    if not _readable(leaf):
+        return f"{dtype}[{shape}] {getattr(leaf.sharding, 'spec', leaf.sharding)}"
     return f"{dtype}[{shape}] {checksum([leaf], limit_bytes):08x}"
 
 
 def checksum(leaves: Iterable[Any], limit_bytes: int = WHOLE_BYTES) -> int:
     """Returns 32 bits that are the same for equal leaves, on whatever device.
 
-    Equal are values, in the types that JAX gives them; a NaN equals any NaN.
+    Equal are values, in the types that JAX gives them; a NaN equals any NaN. Arrays of which other
+    processes have parts do not count.
     """
     total = 0
-    for leaf in leaves:
+    for leaf in filter(_readable, leaves):
         total = zlib.crc32(_bytes(_sample(leaf, limit_bytes)), total)
     return total
+
+
+def _readable(leaf: Any) -> bool:
+    return not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
 
 
 def _keys(leaf: Any) -> bool:

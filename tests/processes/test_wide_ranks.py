@@ -39,6 +39,11 @@ def test_all_schedules(shape, cases):
 
 
 @pytest.mark.slow
+def test_batches_and_parameters_of_which_every_process_has_a_part():
+    assert_all_equal(*run("spread"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("cases", ["zb-h1:1", "interleaved:3:in_order"])
 def test_processes_of_several_devices(cases):
     assert_all_equal(*run("trains", "2x2x2", cases, devices=2))

@@ -93,6 +93,46 @@ def trains(shape: str, *cases: str) -> None:
     print("all equal")
 
 
+def spread() -> None:
+    """Batches of which every process has its rows, parameters that lie over all devices: loss,
+    gradients where the parameters lie, and a step, are the plain model's."""
+    params, loss, batch = model(LAYERS)
+    mesh = mesh_of("2x2x1")
+    (wanted, _), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
+
+    def over(value, *axes: str):
+        whole, where = np.asarray(value), NamedSharding(mesh, P(*axes))
+        return jax.make_array_from_callback(whole.shape, where, lambda index: whole[index])
+
+    rows = jax.tree.map(lambda x: over(x, "data"), batch)
+    lying = jax.tree.map(lambda x: over(x, ("pipe", "data")), params)
+    assert not any(x.is_fully_addressable for x in jax.tree.leaves((rows, lying)))
+    with octopipe.value_and_grad(
+        loss, params, batch, has_aux=True, mesh=mesh, microbatches=3, progress=False
+    ) as f:
+        for given, seen in ((params, batch), (lying, rows)):
+            (value, _), found = f(given, seen)
+            np.testing.assert_allclose(value, wanted, rtol=1e-5)
+            for own, param, plain in zip(*map(jax.tree.leaves, (found, given, grads)), strict=True):
+                assert own.sharding == getattr(param, "sharding", own.sharding)
+                for part in own.addressable_shards:
+                    np.testing.assert_allclose(part.data, plain[part.index], rtol=1e-5, atol=1e-7)
+    step, *_ = compiled("2x2x1", zero=1)
+    state, metrics = step(step.init(lying), rows)
+    np.testing.assert_allclose(metrics["loss"], wanted, rtol=1e-5)
+    updates, _ = CLIPPED.update(grads, CLIPPED.init(params), params)
+    assert worst(step.params(state), optax.apply_updates(params, updates)) <= 1e-5
+    alone = Mesh(np.array([jax.devices()[k] for k in (0, 1)]), ("some",))
+    here = NamedSharding(alone, P("some"))
+    if jax.process_index() in (0, 1):
+        part = np.asarray(jax.tree.leaves(batch)[0])
+        some = jax.make_array_from_callback(part.shape, here, lambda index: part[index])
+        leaves, form = jax.tree.flatten(batch)
+        with pytest.raises(ValueError, match="NamedSharding over devices of all processes"):
+            step.loss.batch_leaves(form.unflatten([some, *leaves[1:]]))
+    print("all equal")
+
+
 def briefly() -> None:
     """One step, of a tied weight, with gradients and metrics of the plain model."""
     optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1))
