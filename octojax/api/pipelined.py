@@ -2,7 +2,7 @@
 
 import platform
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -42,7 +42,7 @@ from octojax.api.state_layout import ModelValues, StateLayout, check_alive
 from octojax.api.structure import leaves_like, listed, readable, refuse_packed, valueless
 from octojax.api.tuning import tuned_plan
 from octojax.api.update_plan import trained_units, update_of
-from octojax.api.whole_batch import WholeBatch, leaves_without_rows
+from octojax.api.whole_batch import WholeBatch, leaves_without_rows, lines_of
 from octojax.api.zero import param_specs
 from octojax.arrays import put
 from octojax.costs import Device, estimate
@@ -75,7 +75,7 @@ from octojax.simulate.durations import durations
 from octojax.stages.differentiate import differentiate
 from octojax.stages.fingerprint import fingerprint, portable
 from octojax.stages.program import Ref, Role, Stage
-from octojax.stages.put_in import put_in_units
+from octojax.stages.put_in import mixed_units, put_in_units
 from octojax.trace import Leaves, path_name
 from octojax.update import UpdatePlan, mixing
 
@@ -268,13 +268,24 @@ class PipelinedLoss:
             )
 
     def _warn_of_put_in(self) -> None:
-        """Says once which gradients a rule makes of no cotangent, where several are added up."""
-        units, pieces = self.staged.units, self.batch.count * self.batch.shards
+        """Says once which gradients a rule makes of no cotangent, or of those of several rows,
+        where several are added up."""
+        pieces = self.batch.count * self.batch.shards
         put_in = put_in_units(self.stages[0]) if pieces > 1 else frozenset()
+        mixed = mixed_units(self.stages[0]) if pieces > 1 else {}
+        if mixed:
+            self._warn_of_gradients(
+                f"the gradients of {listed(*self._named(mixed))} are not sums over the rows of the "
+                f"batch: a derivative rule (jax.custom_vjp) makes them of cotangents, and mixes "
+                f"rows at {'; '.join(lines_of(list(mixed.values()))[:3])}. Those of the {pieces} "
+                f"microbatches and shards of the batch are added up, which is not the rule's "
+                f"result on the whole batch. Have the rule treat every row by itself, or take one "
+                f"microbatch. See docs/exactness.md, State and custom gradients"
+            )
         if not put_in:
             return
-        names = sorted({self.staged.traced.params.names[units[u].leaf] for u in put_in})
-        text = (
+        names = self._named(put_in)[1]
+        self._warn_of_gradients(
             f"the gradients of {', '.join(names)} do not depend on the loss: a derivative rule "
             f"(jax.custom_vjp) puts them in. Those of the {pieces} microbatches and shards of the "
             f"batch are added up. If they are new values (fp8 scales and amax histories, which "
@@ -282,9 +293,17 @@ class PipelinedLoss:
             f"microbatch; if they are gradients of a mean, divide by the number of microbatches. "
             f"See docs/exactness.md, State and custom gradients"
         )
+
+    def _named(self, units: Iterable[int]) -> tuple[str, list[str]]:
+        """Returns how many parameters units belong to, in words, and their names."""
+        leaves = {self.staged.units[u].leaf for u in units}
+        names = sorted(self.staged.traced.params.names[leaf] for leaf in leaves)
+        return f"{len(names)} parameters", names
+
+    def _warn_of_gradients(self, text: str) -> None:
         if self.options.strict:
             raise LossError(text)
-        warnings.warn(GradientWarning(text), stacklevel=4)  # compile's or value_and_grad's caller
+        warnings.warn(GradientWarning(text), stacklevel=5)  # compile's or value_and_grad's caller
 
     def _warn_of_copies(self) -> None:
         """Warns if the ranks together hold clearly more than the model."""
