@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from octojax.report import Panel
 from octojax.schedules import generate
 from octojax.simulate import simulate
 from octojax.tune import TuneResult, tune
+from octojax.tune.mesh_costs import MeshSizes, on_mesh
 
 OPERATIONS_PER_S = 5e9  # only sets the unit of time where nothing was measured
 
@@ -78,9 +79,13 @@ def from_operations(layers: LayerGraph, settings: Settings) -> Profile:
 
 
 def measured(model: Any, loss: Any, optimizer: Any, batch: Any, settings: Settings) -> Profile:
-    """Returns the profile of the model's layers on the first device, for one microbatch."""
-    rows = -(-settings.batch // settings.microbatches)
-    return measure(
+    """Returns the profile of the model's layers, for one microbatch: measured on the first device,
+    with its share of the batch, and divided over the tensor axis as `octojax.tune.mesh_costs` says.
+    """
+    axes = settings.axes
+    data, tensor = axes.get("data", 1), axes.get("tensor", 1) * axes.get("expert", 1)
+    rows = -(-settings.batch // settings.microbatches // data)
+    profile = measure(
         octopipe.adapt(model, loss),
         jax.tree.map(lambda x: x[:rows], batch),
         optimizer=optimizer,
@@ -92,6 +97,12 @@ def measured(model: Any, loss: Any, optimizer: Any, batch: Any, settings: Settin
         rounds=9,
         target_s=0.0,  # layers find the caches as a step leaves them: full of the others' values
     )
+    if len(axes) == 1:
+        return profile
+    alike = profile.on(replace(profile.machine, speeds=()))
+    samples = dict(profile.extra).get("microbatch_size", 1)
+    sizes = MeshSizes(settings.ranks, tensor, data, samples=samples)
+    return replace(on_mesh(alike, sizes), microbatches=settings.microbatches)
 
 
 FIRST_USE = """

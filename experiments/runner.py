@@ -8,10 +8,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import meshes
 import typer
 
 if importlib.util.find_spec("octojax") is None:  # run from a checkout that is not installed
@@ -49,6 +50,12 @@ class Settings:
     check: bool
     race: bool | None
     evaluate: bool | None
+    mesh: dict[str, int] = field(default_factory=dict)
+    """Sizes of the axes; without, `ranks` alone."""
+
+    @property
+    def axes(self) -> dict[str, int]:
+        return self.mesh or {"pipe": self.ranks}
 
 
 Build = Callable[[Sizes], tuple[Any, Callable[[Any, Any], Any]]]
@@ -78,6 +85,10 @@ def main(
             Path | None, typer.Option(help="Folder to write to [runs/NAME-TIME].")
         ] = None,
         ranks: Annotated[int, typer.Option(min=1, help="Pipeline ranks (emulated devices).")] = 4,
+        mesh: Annotated[
+            str | None,
+            typer.Option(help="Devices as pipe,data,tensor, such as 2,2,2 [--ranks alone]."),
+        ] = None,
         microbatches: Annotated[int, typer.Option(min=1)] = 8,
         schedule: Annotated[
             str, typer.Option(help="auto, a name (octopipe schedules), or a CSV table.")
@@ -133,6 +144,7 @@ def main(
             sizes = (devices, global_batch, sequence, max_tensor, machine, plan_seconds, out)
             dry_runs.run(dry_runs.DrySettings(preset, *sizes), published(preset, param_dtype))
             return
+        axes = {} if mesh is None else meshes.parsed(mesh)
         out = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         if width % 64:
             raise ValueError(f"--width {width}: heads are 32 wide and paired; use 64, 128, 192...")
@@ -141,7 +153,7 @@ def main(
                 name=name,
                 data=data,
                 out=out,
-                ranks=ranks,
+                ranks=axes.get("pipe", ranks),
                 microbatches=microbatches,
                 schedule=schedule,
                 steps=steps,
@@ -155,6 +167,7 @@ def main(
                 check=check,
                 race=race,
                 evaluate=evaluate,
+                mesh=axes,
             ),
             build,
         )
@@ -171,7 +184,7 @@ def main(
 
 def run(settings: Settings, build: Build) -> None:
     """Trains as the settings say, and writes what happened to `settings.out`."""
-    emulate_devices(settings.ranks)
+    emulate_devices(meshes.devices(settings.axes))
     from training import Experiment  # imports JAX, so it must come after
 
     Experiment(settings, build).run()

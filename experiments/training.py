@@ -11,6 +11,7 @@ from typing import Any
 
 import corpus
 import jax
+import meshes
 import numpy as np
 import optax
 import planning
@@ -47,12 +48,13 @@ class Experiment:
         s = self.settings
         self.text = corpus.load(s.data, s.length)
         model, self.loss = self.build(Sizes(corpus.VOCABULARY, s.width, s.layers, s.seed))
+        meshes.check(s.axes, s.batch, s.microbatches, model)
         s.out.mkdir(parents=True, exist_ok=True)
         self.summary |= {"settings": settings_json(s), "parameters": count_parameters(model)}
         self.say(
             f"[bold]{s.name}[/]: {self.summary['parameters']:,} parameters, {self.text.source}, "
             f"{s.batch} samples of {s.length} bytes a step, {s.ranks} ranks, "
-            f"{s.microbatches} microbatches"
+            f"{s.microbatches} microbatches" + (f", {meshes.shape(s.mesh)}" if s.mesh else "")
         )
         batch = self.text.batch(0, s.batch, s.length, s.seed)
         plans = self.plan(model, batch)
@@ -93,7 +95,10 @@ class Experiment:
 
     def compile(self, model: Any, batch: Any, **plan: Any) -> Any:
         s = self.settings
-        mesh = jax.make_mesh((s.ranks,), ("pipe",), devices=jax.devices()[: s.ranks])
+        count = meshes.devices(s.axes)
+        mesh = jax.sharding.Mesh(
+            np.array(jax.devices()[:count]).reshape(tuple(s.axes.values())), tuple(s.axes)
+        )
         return octopipe.compile(
             model,
             self.loss,
@@ -101,6 +106,7 @@ class Experiment:
             batch,
             mesh=mesh,
             microbatches=s.microbatches,
+            param_specs=meshes.param_specs(s.axes),
             **plan,
         )
 
@@ -145,6 +151,8 @@ class Experiment:
         s = self.settings
         left_s = RUN_S - (time.perf_counter() - self.began)
         problem = why_not() or (None if jax.default_backend() == "cpu" else "it is for CPU cores")
+        if len(s.axes) > 1:
+            problem = "its two processes have one device each"
         if problem is None:
             with self.timed("race"):
                 try:

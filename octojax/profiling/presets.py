@@ -2,7 +2,7 @@
 
 import inspect
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from types import ModuleType
@@ -64,12 +64,17 @@ class Preset:
         model = nnx.eval_shape(self.make)
         return ("embedding", *map(_kind, model.layers), "head+loss")
 
-    def expect_divisible(self, tensor: int) -> None:
-        """Raises `ValueError` naming all sizes that a tensor axis does not divide."""
+    def expect_divisible(self, tensor: int, whole: Collection[str] = ()) -> None:
+        """Raises `ValueError` naming all sizes that a tensor axis does not divide.
+
+        Fields named in `whole` stay whole on every device, and need not be divided.
+        """
         wrong = [
             f"{path} = {value}"
             for path, value in _sizes(self.config)
-            if value % tensor and not (path.endswith("kv_heads") and tensor % value == 0)
+            if path.rpartition(".")[2] not in whole
+            and value % tensor
+            and not (path.endswith("kv_heads") and tensor % value == 0)
         ]
         if wrong:
             raise ValueError(
