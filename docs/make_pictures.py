@@ -7,11 +7,11 @@
 `octopipe tune experiments/profiles/nemotron-h-s.calibrated.json --iterations 5 -o PLAN`.
 """
 
+import argparse
 import contextlib
 import io
 import os
 import re
-import sys
 from pathlib import Path
 
 import typer
@@ -106,4 +106,8 @@ def make(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=DOCS, help="a copy of docs/ [docs/]"
+    )
+    make(parser.parse_args().folder)
