@@ -336,3 +336,34 @@ def test_a_rank_needs_its_share_and_what_one_leaf_takes_to_make() -> None:
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
     assert 4 * 16 <= float(done.stdout) <= (4 + 3 + 1) * 16  # of 256 MiB that the model has
+
+
+@pytest.mark.slow
+def test_a_plan_is_tuned_for_a_model_that_exists_only_as_shapes() -> None:
+    """Layers are measured with dummy values, and the function that makes the model runs in traces
+    alone until `init`."""
+    eager: list[int] = []
+
+    def make() -> Any:
+        params = plain()
+        eager.extend(1 for x in params.values() if not isinstance(x, jax.core.Tracer))
+        return params
+
+    def loss(params: Any, x: jax.Array) -> jax.Array:
+        for name in sorted(params):
+            x = jnp.tanh(x @ params[name])
+        return jnp.mean(x**2)
+
+    rows = jnp.ones((4, WIDTH)) / 2
+    shapes = jax.ShapeDtypeStruct(rows.shape, rows.dtype)
+    options = OPTIONS | {"schedule": "auto", "tune_seconds": 0.3, "mesh": pipe(2)}
+    with octopipe.compile(make, loss, optax.sgd(0.1), shapes, **options) as step:
+        assert not eager
+        assert step.plan.num_ranks == 2
+        assert step.plan.partition.num_layers == 5
+        state = step.init()
+        value, _, grads = step.value_and_grad(state, rows)
+        wanted, plain_grads = jax.value_and_grad(loss)(jax.jit(plain)(), rows)
+        np.testing.assert_allclose(value, wanted, rtol=1e-5)
+        for own, other in zip(*map(jax.tree.leaves, (grads, plain_grads)), strict=True):
+            np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-7)
