@@ -81,9 +81,10 @@ def from_operations(layers: LayerGraph, settings: Settings) -> Profile:
 def measured(model: Any, loss: Any, optimizer: Any, batch: Any, settings: Settings) -> Profile:
     """Returns the profile of the model's layers, for one microbatch: measured on the first device,
     with its share of the batch, and divided over the tensor axis as `octojax.tune.mesh_costs` says.
+    An expert axis divides experts alone, which the profile counts whole.
     """
     axes = settings.axes
-    data, tensor = axes.get("data", 1), axes.get("tensor", 1) * axes.get("expert", 1)
+    data, tensor = axes.get("data", 1), axes.get("tensor", 1)
     rows = -(-settings.batch // settings.microbatches // data)
     profile = measure(
         octopipe.adapt(model, loss),

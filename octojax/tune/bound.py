@@ -48,6 +48,7 @@ def lower_bound(problem: Problem) -> LowerBound:
         ("one layer", heaviest_layer_s(problem, holders=1)),
         ("average load and fill", average_load_s(problem)),
         ("whole layers and fill", whole_layers_s(problem)),
+        ("whole backwards after the first gradient", backwards_s(problem)),
     )
     shared = max(
         critical_path_s(problem),
@@ -95,11 +96,16 @@ def entries_s(problem: Problem) -> np.ndarray:
     p = problem
     if p.ranks == 1:
         return np.zeros(1)
+    before = np.concatenate([[0.0], np.cumsum(p.forward_s)])[: p.ranks]
+    return before / p.speeds.max() + _hop_s(p) * np.arange(p.ranks)
+
+
+def _hop_s(problem: Problem) -> float:
+    """Returns the least time of sending a value to another rank."""
+    p = problem
     apart = ~np.eye(p.ranks, dtype=bool)
     latency = p.latency_s[apart].min()
-    hop = latency + p.output_bytes[:-1].min() * p.s_per_byte[apart].min() + p.host_cost_s
-    before = np.concatenate([[0.0], np.cumsum(p.forward_s)])[: p.ranks]
-    return before / p.speeds.max() + hop * np.arange(p.ranks)
+    return latency + p.output_bytes[:-1].min() * p.s_per_byte[apart].min() + p.host_cost_s
 
 
 def average_load_s(problem: Problem) -> float:
@@ -112,13 +118,44 @@ def average_load_s(problem: Problem) -> float:
     return float((work / p.speeds[0] + host + entries_s(p).sum()) / p.ranks)
 
 
+def gradients_s(problem: Problem) -> np.ndarray:
+    """Returns when the k-th rank can have its first gradient at the earliest, in the order of the
+    last layers that they hold: after all forwards, and the input gradients of k layers.
+    """
+    p = problem
+    speed = float(p.speeds.max())
+    turn = float(p.forward_s.sum()) / speed
+    if p.ranks == 1:
+        return np.full(1, turn)
+    backward = np.minimum(p.input_grad_s, p.backward_s)[::-1]
+    after = np.concatenate([[0.0], np.cumsum(backward)])[: p.ranks] / speed
+    return turn + after + _hop_s(p) * (p.ranks - 1 + np.arange(p.ranks))
+
+
 def whole_layers_s(problem: Problem) -> float:
     """Returns the least T for which whole layers could fill the ranks' time: bisection on the
     necessary condition of `docs/lower_bound.md`, section 4.
     """
     p = problem
-    low, high = average_load_s(p), None
-    fill = _Fill(p)
+    fill = _Fill(p, p.compute_s, entries_s(p), 0, 2)
+    return _least(fill, average_load_s(p))
+
+
+def backwards_s(problem: Problem) -> float:
+    """Returns the least T for which the backwards of whole layers could fill the ranks' time after
+    their first gradient (`docs/lower_bound.md`, section 5).
+    """
+    p = problem
+    work = p.compute_s - p.forward_s - p.again_s
+    gradients = gradients_s(p)
+    fill = _Fill(p, work, gradients, p.num_layers - 1, 1)
+    share = p.microbatches * float(work.sum())
+    even = share / float(p.speeds.sum()) + float(gradients.min())
+    return _least(fill, even)
+
+
+def _least(fill: "_Fill", low: float) -> float:
+    """Returns the largest T above `low` that is known to be impossible; `low` without one."""
     if fill.possible(low):
         return low
     high = low
@@ -134,17 +171,25 @@ def whole_layers_s(problem: Problem) -> float:
 
 
 class _Fill:
-    """How much work whole layers can put into a given time on a rank, from above."""
+    """How much of the layers' `work` can be put into a given time on the ranks, from above.
 
-    def __init__(self, problem: Problem) -> None:
+    The k-th rank may begin at `entry[k]`; the first of them in that order holds layer `first`, and
+    each does at least `transfers` of a microbatch, on the host's account.
+    """
+
+    def __init__(
+        self, problem: Problem, work: np.ndarray, entry: np.ndarray, first: int, transfers: int
+    ) -> None:
         p = self.problem = problem
-        self.work = p.compute_s
-        self.total = float(self.work.sum())
+        self.work, self.first = work, first
+        self.host_s = transfers * p.host_cost_s if p.ranks > 1 else 0.0
+        self.total = float(work.sum())
         self.unit = self.total / p.ranks / UNITS
         equal = len(set(p.speeds.tolist())) == 1
-        self.entry = entries_s(p) if equal else np.zeros(p.ranks)
-        self.big = int(self.work[1:].argmax()) + 1 if p.num_layers > 1 else 0
-        others = np.array([w for i, w in enumerate(self.work) if i not in (0, self.big)])
+        self.entry = entry if equal else np.full(p.ranks, entry.min())
+        rest = [i for i in range(p.num_layers) if i != first]
+        self.big = max(rest, key=lambda i: work[i]) if rest else first
+        others = np.array([w for i, w in enumerate(work) if i not in (first, self.big)])
         kinds, counts = np.unique(others, return_counts=True)
         self.exact = None
         if np.prod(counts + 1.0) <= EXACT_SUMS:
@@ -174,15 +219,15 @@ class _Fill:
     def possible(self, makespan_s: float) -> bool:
         """Whether the condition holds: false proves that no plan is that fast."""
         p = self.problem
-        host = 2 * p.host_cost_s if p.ranks > 1 else 0.0
-        room = ((makespan_s - self.entry) / p.microbatches - host) * p.speeds
+        room = ((makespan_s - self.entry) / p.microbatches - self.host_s) * p.speeds
         if (room < 0).any():
             return False
         plain = np.array([self.most(x) for x in room])
-        first, big = float(self.work[0]), float(self.work[self.big]) if self.big else 0.0
+        first = float(self.work[self.first])
+        big = float(self.work[self.big]) if self.big != self.first else 0.0
         equal = len(set(p.speeds.tolist())) == 1
         best = -np.inf
-        for front in range(1 if equal else p.ranks):  # who holds layer 0
+        for front in range(1 if equal else p.ranks):  # who holds the first of the order's layers
             for holder in range(p.ranks):  # who holds the heaviest other layer
                 filled = plain.copy()
                 if holder == front:

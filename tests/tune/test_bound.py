@@ -6,10 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octojax.ir import LayerCost, Machine, Profile
-from octojax.tune.bound import UNITS, _Fill, average_load_s, lower_bound
+from octojax.tune.bound import UNITS, _Fill, average_load_s, entries_s, lower_bound
 from octojax.tune.exact import solve
 from octojax.tune.problem import Problem
 from octojax.tune.starts import starting_points
+
+BACKWARDS = "whole backwards after the first gradient"
 
 
 def problem_of(costs, ranks, microbatches, machine=None) -> Problem:
@@ -24,7 +26,27 @@ def test_fig3_joint_plan_of_19_is_optimal():
     assert found.proven
     assert found.makespan_s == 19
     assert lower_bound(problem).seconds == pytest.approx(19, rel=1e-9)
-    assert lower_bound(problem).binding == "whole layers and fill"
+    assert lower_bound(problem).binding in ("whole layers and fill", BACKWARDS)
+
+
+@pytest.mark.parametrize(
+    ("costs", "ranks", "microbatches", "optimum"),
+    [
+        ([(1, 2, 1)] * 4, 2, 2, 18),
+        ([(1, 2, 2)] * 3, 3, 2, 15),
+        ([(1, 1, 1)] * 4, 4, 3, 13),
+        ([(1, 1, 3)] * 3, 3, 2, 13),
+    ],
+)
+def test_few_microbatches_wait_for_their_first_gradient(costs, ranks, microbatches, optimum):
+    problem = problem_of(costs, ranks, microbatches)
+    found, bound = solve(problem, nodes=300_000), lower_bound(problem)
+    assert found.proven
+    assert found.makespan_s == optimum
+    assert bound.seconds == pytest.approx(optimum, rel=1e-9)
+    assert bound.binding == BACKWARDS
+    others = [value for name, value in bound.parts if name != BACKWARDS]
+    assert max(others) <= optimum - 1
 
 
 def test_pigeonhole_of_whole_layers_is_seen():
@@ -49,11 +71,13 @@ def test_heavy_layer_binds():
     st.integers(1, 3),
     st.sampled_from([0.0, 0.5]),
     st.sampled_from([0.0, 0.25]),
-    st.sampled_from([(), (1.0, 2.0)]),
+    st.sampled_from([(), (), (1.0, 2.0, 1.5)]),
+    st.sampled_from([2, 3]),
 )
-def test_never_above_the_exact_optimum(costs, microbatches, latency, host, speeds):
-    machine = Machine(latency_s=latency, host_cost_s=host, speeds=speeds)
-    problem = problem_of(costs, 2, microbatches, machine)
+def test_never_above_the_exact_optimum(costs, microbatches, latency, host, speeds, ranks):
+    ranks = min(ranks, len(costs))
+    machine = Machine(latency_s=latency, host_cost_s=host, speeds=speeds[:ranks])
+    problem = problem_of(costs, ranks, microbatches, machine)
     found = solve(problem, nodes=300_000)
     if found.proven:
         assert lower_bound(problem).seconds <= found.makespan_s * (1 + 1e-12)
@@ -76,8 +100,7 @@ def test_rounded_sums_never_fall_below_the_exact_ones():
     """With many different layers sums are rounded, towards a weaker bound only."""
     rng = np.random.default_rng(3)
     few = problem_of([(1, 1, 1)] * 4 + [(2, 1, 0.5)] * 5 + [(4, 4, 4)], 3, 4)
-    fill = _Fill(few)
-    rounded = _Fill(few)
+    fill, rounded = (_Fill(few, few.compute_s, entries_s(few), 0, 2) for _ in range(2))
     others = [float(w) for w in few.compute_s[1:-1]]
     rounded.exact = None
     rounded.smallest = np.cumsum(sorted(others))
