@@ -138,7 +138,7 @@ def _of_bodies(
             results = [Rows.MIXED] * len(results)
         return results, next((cause for _, cause in each if cause is not None), None)
     if name == "scan":
-        first, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+        first, carried = compat.scan_counts(eqn.params)
         return _of_loop(bodies[0], operands, first, carried)
     if name == "while":
         skipped, first = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
